@@ -1,0 +1,1 @@
+"""The findings: one file each. In the wheel this package is ``pytest_moetier.bench``."""

@@ -1,0 +1,3 @@
+"""pytester for the tests of this software."""
+
+pytest_plugins = ["pytester"]

@@ -1,0 +1,65 @@
+#include "replay/destinations.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/mman.h>
+
+#include "common/procfile.h"
+
+static uint64_t largest_expert(const struct plan *plan, enum mode mode)
+{
+    uint64_t largest = 0;
+    for (uint64_t i = 0; i < plan->header.n_experts; i++) {
+        const struct plan_expert *expert = &plan->experts[i];
+        uint64_t bytes = 0;
+        for (uint32_t e = 0; e < expert->n_extents; e++)
+            bytes += window_bytes(mode, &plan->extents[expert->first_extent + e]);
+        if (bytes > largest)
+            largest = bytes;
+    }
+    return (largest + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
+}
+
+static uint64_t available_bytes(void)
+{
+    struct buffer meminfo = {0};
+    uint64_t kib = UINT64_MAX / 1024;
+    if (buffer_read(&meminfo, "/proc/meminfo") == 0)
+        find_number(meminfo.bytes, "MemAvailable", &kib);
+    buffer_free(&meminfo);
+    return kib * 1024;
+}
+
+bool destinations_map(struct destinations *destinations, const struct plan *plan, enum mode mode, uint64_t count,
+                      struct failure *failure)
+{
+    uint64_t stride = largest_expert(plan, mode);
+    uint64_t bytes;
+    if (__builtin_mul_overflow(stride, count, &bytes))
+        bytes = UINT64_MAX;
+    uint64_t available = available_bytes();
+    if (bytes > available) // touching them would end in the OOM killer
+        return failure_set(failure, EXIT_FAILED, "memory", "%" PRIu64 " destinations of %" PRIu64 " bytes: %" PRIu64
+                           " bytes asked, %" PRIu64 " available", count, stride, bytes, available);
+    char *memory = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED)
+        return failure_set(failure, EXIT_FAILED, "memory", "%" PRIu64 " destinations of %" PRIu64 " bytes: %" PRIu64
+                           " bytes asked: %s", count, stride, bytes, strerror(errno));
+    *destinations = (struct destinations){memory, stride, count};
+    return true;
+}
+
+void destinations_touch(const struct destinations *destinations, uint64_t first, uint64_t count)
+{
+    volatile char *page = destination(destinations, first);
+    for (uint64_t bytes = count * destinations->stride; bytes > 0; bytes -= PAGE_BYTES, page += PAGE_BYTES)
+        *page = 1;
+}
+
+void destinations_unmap(struct destinations *destinations)
+{
+    if (destinations->memory)
+        munmap(destinations->memory, destinations->stride * destinations->count);
+    *destinations = (struct destinations){0};
+}

@@ -1,0 +1,32 @@
+// Where the experts are copied to: many distinct page-aligned buffers. A single one would stay in the CPU's cache and flatter
+// the copy; an unaligned one costs more than twice as much.
+#ifndef MOETIER_DESTINATIONS_H
+#define MOETIER_DESTINATIONS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/failure.h"
+#include "replay/modes.h"
+#include "replay/plan.h"
+
+struct destinations {
+    char *memory;
+    uint64_t stride; // bytes of each, a multiple of the page
+    uint64_t count;
+};
+
+bool destinations_map(struct destinations *destinations, const struct plan *plan, enum mode mode, uint64_t count,
+                      struct failure *failure);
+
+static inline char *destination(const struct destinations *destinations, uint64_t index)
+{
+    return destinations->memory + index * destinations->stride;
+}
+
+// Writes to every page of the buffers [first, first + count): faults must not fall into a measured pass.
+void destinations_touch(const struct destinations *destinations, uint64_t first, uint64_t count);
+
+void destinations_unmap(struct destinations *destinations);
+
+#endif

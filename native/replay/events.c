@@ -1,0 +1,114 @@
+#include "replay/events.h"
+
+#include <unistd.h>
+
+#include "common/clock.h"
+#include "common/procfile.h"
+
+static void put_plan(struct json *line, const struct plan_header *header)
+{
+    json_open_object(line, "plan");
+    json_u64(line, "iterations", header->n_iterations);
+    json_u64(line, "accesses", header->n_accesses);
+    json_u64(line, "experts", header->n_experts);
+    json_u64(line, "files", header->n_files);
+    json_u64(line, "total_bytes", header->total_bytes);
+    json_hex64(line, "pool_id", header->pool_id);
+    json_bool(line, "stamped", header->flags & PLAN_STAMPED);
+    json_bool(line, "synthetic_trace", header->flags & PLAN_SYNTHETIC_TRACE);
+    json_bool(line, "synthetic_pool", header->flags & PLAN_SYNTHETIC_POOL);
+    json_close_object(line);
+}
+
+void event_start(struct json *line, const struct options *options, const struct plan *plan, uint64_t destination_bytes,
+                 const struct probe_choice *probe)
+{
+    json_event(line, "start");
+    json_string(line, "version", MOETIER_VERSION);
+    json_u64(line, "pid", (uint64_t)getpid());
+    json_string(line, "mode", mode_names[options->mode]);
+    json_u64(line, "threads", options->threads);
+    json_u64(line, "destinations", options->destinations);
+    json_u64(line, "destination_bytes", destination_bytes);
+    json_string(line, "copy", copy_name(options->mode));
+    json_string(line, "residency_probe", probe_name(probe->probe));
+    json_string(line, "probe_note", probe->note);
+    put_plan(line, &plan->header);
+    json_send(line);
+}
+
+void event_ready(struct json *line)
+{
+    json_event(line, "ready");
+    json_u64(line, "rss_anon_bytes", self_status_bytes("RssAnon"));
+    json_seconds(line, "clock_seconds", clock_seconds());
+    json_send(line);
+}
+
+void event_residency(struct json *line, const struct pass *pass, const char *at, double when, uint64_t resident_bytes,
+                     uint64_t pool_bytes, double cost_seconds)
+{
+    json_event(line, "residency");
+    json_string(line, "pass", pass->name);
+    json_string(line, "at", at);
+    json_u64(line, "iteration", pass->iterations);
+    json_seconds(line, "clock_seconds", when);
+    json_u64(line, "resident_bytes", resident_bytes);
+    json_u64(line, "pool_bytes", pool_bytes);
+    json_seconds(line, "cost_seconds", cost_seconds);
+    json_send(line);
+}
+
+static void put_if(struct json *line, const char *key, bool known, uint64_t value)
+{
+    if (known)
+        json_u64(line, key, value);
+    else
+        json_null(line, key);
+}
+
+void event_iteration(struct json *line, const struct pass *pass, double wall_seconds, const struct tally *tally,
+                     const struct counters *counters)
+{
+    json_event(line, "iteration");
+    json_string(line, "pass", pass->name);
+    json_u64(line, "index", pass->iterations);
+    json_seconds(line, "wall_seconds", wall_seconds);
+    json_u64(line, "bytes", tally->bytes);
+    json_u64(line, "accesses", tally->accesses);
+    put_if(line, "hit_bytes", pass->counts_hits, tally->hit_bytes);
+    json_open_array(line, "device_read_bytes");
+    for (size_t i = 0; i < counters->n_devices; i++) {
+        struct count device = counters_delta(counters, i);
+        put_if(line, NULL, device.known, device.bytes);
+    }
+    json_close_array(line);
+    struct count process = counters_delta(counters, counters->n_devices);
+    put_if(line, "process_read_bytes", process.known, process.bytes);
+    json_send(line);
+}
+
+void event_pass(struct json *line, const struct pass *pass)
+{
+    json_event(line, "pass");
+    json_string(line, "pass", pass->name);
+    json_u64(line, "iterations", pass->iterations);
+    json_seconds(line, "wall_seconds", pass->wall_seconds);
+    json_seconds(line, "elapsed_seconds", pass->elapsed_seconds);
+    json_seconds(line, "bookkeeping_seconds", pass->bookkeeping_seconds);
+    json_u64(line, "bytes", pass->tally.bytes);
+    json_u64(line, "accesses", pass->tally.accesses);
+    json_u64(line, "stamps_checked", pass->tally.stamps);
+    put_if(line, "hit_bytes", pass->counts_hits, pass->tally.hit_bytes);
+    put_if(line, "hit_accesses", pass->counts_hits, pass->tally.hit_accesses);
+    json_bool(line, "partial", pass->partial);
+    json_send(line);
+}
+
+void event_end(struct json *line, bool partial, int exit)
+{
+    json_event(line, "end");
+    json_bool(line, "partial", partial);
+    json_i64(line, "exit", exit);
+    json_send(line);
+}

@@ -1,0 +1,21 @@
+// The replayer's events, as the reader of its lines knows them.
+#ifndef MOETIER_EVENTS_H
+#define MOETIER_EVENTS_H
+
+#include "common/json.h"
+#include "replay/options.h"
+#include "replay/pass.h"
+#include "replay/plan.h"
+#include "replay/probe.h"
+
+void event_start(struct json *line, const struct options *options, const struct plan *plan, uint64_t destination_bytes,
+                 const struct probe_choice *probe);
+void event_ready(struct json *line);
+void event_residency(struct json *line, const struct pass *pass, const char *at, double when, uint64_t resident_bytes,
+                     uint64_t pool_bytes, double cost_seconds);
+void event_iteration(struct json *line, const struct pass *pass, double wall_seconds, const struct tally *tally,
+                     const struct counters *counters);
+void event_pass(struct json *line, const struct pass *pass);
+void event_end(struct json *line, bool partial, int exit);
+
+#endif

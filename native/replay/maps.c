@@ -1,0 +1,73 @@
+#include "replay/maps.h"
+
+#include <errno.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "common/procfile.h"
+
+static const uint64_t OTHER_MAPS = 64; // libraries, stacks, destinations
+
+static bool check_map_count(uint64_t n_files, struct failure *failure)
+{
+    uint64_t most = 65530; // the kernel's default
+    read_number("/proc/sys/vm/max_map_count", &most);
+    if (n_files + OTHER_MAPS <= most)
+        return true;
+    return failure_set(failure, EXIT_UNSUPPORTED, "unsupported", "%" PRIu64 " files to map, vm.max_map_count is %" PRIu64
+                       ": sysctl vm.max_map_count=%" PRIu64 " would allow it", n_files, most, n_files + OTHER_MAPS);
+}
+
+static bool map_file(struct maps *maps, const struct pool *pool, uint32_t file, struct failure *failure)
+{
+    uint64_t size = pool->plan->files[file].size_bytes;
+    int fd = pool_open(pool, file, 0, failure);
+    if (fd < 0)
+        return false;
+    struct stat status;
+    char path[PATH_MAX];
+    plan_file_path(pool->plan, file, path);
+    if (fstat(fd, &status) != 0 || (uint64_t)status.st_size < size) {
+        close(fd);
+        failure_path(failure, path);
+        return failure_set(failure, EXIT_FAILED, "short_read", "%.800s has %jd bytes, expected %" PRIu64, path,
+                           (intmax_t)status.st_size, size);
+    }
+    void *base = size ? mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0) : NULL;
+    int error = errno;
+    close(fd);
+    if (base == MAP_FAILED) {
+        failure_path(failure, path);
+        return failure_set(failure, EXIT_FAILED, "mmap", "%.800s cannot be mapped (%" PRIu64 " bytes): %s", path, size,
+                           strerror(error));
+    }
+    maps->base[file] = base;
+    return true;
+}
+
+bool maps_open(struct maps *maps, const struct pool *pool, struct failure *failure)
+{
+    uint64_t n_files = pool->plan->header.n_files;
+    if (!check_map_count(n_files, failure))
+        return false;
+    *maps = (struct maps){.plan = pool->plan, .base = calloc(n_files, sizeof *maps->base)};
+    if (!maps->base)
+        return failure_set(failure, EXIT_FAILED, "memory", "no memory for the table of %" PRIu64 " mappings", n_files);
+    for (uint32_t file = 0; file < n_files; file++)
+        if (!map_file(maps, pool, file, failure))
+            return false;
+    return true;
+}
+
+void maps_close(struct maps *maps)
+{
+    for (uint64_t file = 0; maps->base && file < maps->plan->header.n_files; file++)
+        if (maps->base[file])
+            munmap(maps->base[file], maps->plan->files[file].size_bytes);
+    free(maps->base);
+    *maps = (struct maps){0};
+}

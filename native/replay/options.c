@@ -1,0 +1,217 @@
+#include "replay/options.h"
+
+#include <getopt.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/number.h"
+
+const char *const mode_names[] = {"page_cache", "fadv_random", "mmap", "direct", NULL};
+static const char *const stamps_names[] = {"full", "ends", "none", NULL};
+static const char *const hits_names[] = {"none", "cachestat", "mincore", "auto", NULL};
+
+enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64 };
+
+enum option_key {
+    OPTION_ROOT = 1, OPTION_MODE, OPTION_THREADS, OPTION_PASSES, OPTION_DESTINATIONS, OPTION_STAMPS, OPTION_HITS,
+    OPTION_HITS_PASSES, OPTION_RESIDENCY_SAMPLES, OPTION_CAPTURE, OPTION_DEVICE_STAT, OPTION_INFLIGHT, OPTION_WAIT,
+    OPTION_SELF_TEST, OPTION_HELP, OPTION_VERSION,
+};
+
+static const struct option long_options[] = {
+    {"root", required_argument, NULL, OPTION_ROOT},
+    {"mode", required_argument, NULL, OPTION_MODE},
+    {"threads", required_argument, NULL, OPTION_THREADS},
+    {"passes", required_argument, NULL, OPTION_PASSES},
+    {"destinations", required_argument, NULL, OPTION_DESTINATIONS},
+    {"stamps", required_argument, NULL, OPTION_STAMPS},
+    {"hits", required_argument, NULL, OPTION_HITS},
+    {"hits-passes", required_argument, NULL, OPTION_HITS_PASSES},
+    {"residency-samples", required_argument, NULL, OPTION_RESIDENCY_SAMPLES},
+    {"capture", required_argument, NULL, OPTION_CAPTURE},
+    {"device-stat", required_argument, NULL, OPTION_DEVICE_STAT},
+    {"inflight", required_argument, NULL, OPTION_INFLIGHT},
+    {"wait", no_argument, NULL, OPTION_WAIT},
+    {"self-test", required_argument, NULL, OPTION_SELF_TEST},
+    {"help", no_argument, NULL, OPTION_HELP},
+    {"version", no_argument, NULL, OPTION_VERSION},
+    {0},
+};
+
+void options_help(void)
+{
+    puts("moetier-replay PLAN [options]: read a plan's experts, iteration by iteration; JSON lines on stdout\n"
+         "\n"
+         "  --root DIR             folder that the plan's paths start from (default .)\n"
+         "  --mode MODE            page_cache (pread), fadv_random, mmap or direct (default page_cache)\n"
+         "  --threads N            threads that share each iteration's accesses (default 2)\n"
+         "  --passes NAME,...      replay the whole plan once per name (default warm,measured)\n"
+         "  --destinations N       distinct page-aligned buffers, each as large as the largest expert (default max(64, threads))\n"
+         "  --stamps WHICH         full, ends or none: page stamps compared in a stamped pool (default full)\n"
+         "  --hits PROBE           none, cachestat, mincore or auto: resident bytes before each read (default none)\n"
+         "  --hits-passes NAME,... count hits in these passes alone (default all)\n"
+         "  --residency-samples N  whole-pool residency at N iteration borders of each pass, beside entry and exit (default 0)\n"
+         "  --capture PATH         record this file raw at each pass's entry and exit (repeatable)\n"
+         "  --device-stat PATH     a /sys/dev/block/M:m/stat file: bytes read per iteration (repeatable)\n"
+         "  --inflight PATH        a /sys/dev/block/M:m/inflight file: wait for 0 before each capture (repeatable)\n"
+         "  --wait                 after \"ready\", wait for a line on stdin\n"
+         "  --self-test FILE       print which residency probes tell the truth about FILE (its cached pages are dropped)\n"
+         "  --help, --version\n"
+         "\n"
+         "Ends with 0 done, 1 failed, 2 usage or bad plan, 77 unsupported here, 130 or 143 after SIGINT or SIGTERM.");
+}
+
+static bool usage(struct failure *failure, const char *option, const char *seen, const char *expected)
+{
+    return failure_set(failure, EXIT_USAGE, "usage", "--%s %.200s: expected %s", option, seen, expected);
+}
+
+static bool no_memory(struct failure *failure)
+{
+    return failure_set(failure, EXIT_FAILED, "memory", "no memory for the options");
+}
+
+static bool names_add(struct names *names, const char *name, struct failure *failure)
+{
+    const char **items = realloc(names->items, (names->count + 1) * sizeof *items);
+    if (!items)
+        return no_memory(failure);
+    names->items = items;
+    names->items[names->count++] = name;
+    return true;
+}
+
+bool names_hold(const struct names *names, const char *name)
+{
+    for (size_t i = 0; i < names->count; i++)
+        if (strcmp(names->items[i], name) == 0)
+            return true;
+    return false;
+}
+
+static bool is_pass_name(const char *name)
+{
+    return *name && name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")] == '\0';
+}
+
+// Splits in place: argv belongs to the program.
+static bool parse_passes(struct names *names, const char *option, char *text, struct failure *failure)
+{
+    names->count = 0;
+    while (text) {
+        char *name = strsep(&text, ",");
+        if (!is_pass_name(name) || names_hold(names, name))
+            return usage(failure, option, name, "distinct names of letters, digits, - and _, with commas between");
+        if (!names_add(names, name, failure))
+            return false;
+    }
+    return true;
+}
+
+static bool parse_choice(const char *const *choices, const char *option, const char *text, int *chosen, struct failure *failure)
+{
+    char expected[128] = "one of";
+    for (int i = 0; choices[i]; i++) {
+        if (strcmp(choices[i], text) == 0) {
+            *chosen = i;
+            return true;
+        }
+        strcat(strcat(expected, " "), choices[i]);
+    }
+    return usage(failure, option, text, expected);
+}
+
+static bool parse_count(const char *option, const char *text, uint64_t least, uint64_t most, uint64_t *count,
+                        struct failure *failure)
+{
+    char expected[80];
+    if (parse_u64(text, count) && *count >= least && *count <= most)
+        return true;
+    snprintf(expected, sizeof expected, "a whole number from %" PRIu64 " to %" PRIu64, least, most);
+    return usage(failure, option, text, expected);
+}
+
+static bool apply(struct options *options, int key, char *text, struct failure *failure)
+{
+    uint64_t count = 0;
+    int choice = 0;
+    bool good = true;
+    switch (key) {
+    case OPTION_ROOT: options->root = text; break;
+    case OPTION_MODE:
+        good = parse_choice(mode_names, "mode", text, &choice, failure);
+        options->mode = (enum mode)choice;
+        break;
+    case OPTION_STAMPS:
+        good = parse_choice(stamps_names, "stamps", text, &choice, failure);
+        options->stamps = (enum stamps)choice;
+        break;
+    case OPTION_HITS:
+        good = parse_choice(hits_names, "hits", text, &choice, failure);
+        options->hits = (enum hits)choice;
+        break;
+    case OPTION_THREADS:
+        good = parse_count("threads", text, 1, MOST_THREADS, &count, failure);
+        options->threads = (uint32_t)count;
+        break;
+    case OPTION_DESTINATIONS: return parse_count("destinations", text, 1, 1u << 24, &options->destinations, failure);
+    case OPTION_RESIDENCY_SAMPLES:
+        return parse_count("residency-samples", text, 0, 1u << 30, &options->residency_samples, failure);
+    case OPTION_PASSES: return parse_passes(&options->passes, "passes", text, failure);
+    case OPTION_HITS_PASSES: return parse_passes(&options->hits_passes, "hits-passes", text, failure);
+    case OPTION_CAPTURE: return names_add(&options->captures, text, failure);
+    case OPTION_DEVICE_STAT: return names_add(&options->device_stats, text, failure);
+    case OPTION_INFLIGHT: return names_add(&options->inflights, text, failure);
+    case OPTION_WAIT: options->wait = true; break;
+    case OPTION_SELF_TEST: options->self_test = text; break;
+    case OPTION_HELP: options->help = true; break;
+    case OPTION_VERSION: options->version = true; break;
+    }
+    return good;
+}
+
+static bool complete(struct options *options, int argc, char **argv, struct failure *failure)
+{
+    if (options->help || options->version || (options->self_test && optind == argc))
+        return true;
+    if (argc - optind != 1)
+        return failure_set(failure, EXIT_USAGE, "usage", "%d plans given, expected one; see --help", argc - optind);
+    options->plan = argv[optind];
+    if (options->passes.count == 0 &&
+        !(names_add(&options->passes, "warm", failure) && names_add(&options->passes, "measured", failure)))
+        return false;
+    if (options->destinations == 0)
+        options->destinations = options->threads > LEAST_DESTINATIONS ? options->threads : LEAST_DESTINATIONS;
+    if (options->destinations < options->threads)
+        return failure_set(failure, EXIT_USAGE, "usage", "%" PRIu64 " destinations for %" PRIu32
+                           " threads: expected at least one each", options->destinations, options->threads);
+    for (size_t i = 0; i < options->hits_passes.count; i++)
+        if (!names_hold(&options->passes, options->hits_passes.items[i]))
+            return usage(failure, "hits-passes", options->hits_passes.items[i], "names that --passes holds");
+    return true;
+}
+
+bool options_parse(struct options *options, int argc, char **argv, struct failure *failure)
+{
+    *options = (struct options){.root = ".", .threads = 2};
+    opterr = 0;
+    int key;
+    while ((key = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
+        if (key == ':' || key == '?')
+            return failure_set(failure, EXIT_USAGE, "usage", "%.200s: %s; see --help", argv[optind - 1],
+                               key == ':' ? "a value is missing" : "unknown option");
+        if (!apply(options, key, optarg, failure))
+            return false;
+    }
+    return complete(options, argc, argv, failure);
+}
+
+void options_free(struct options *options)
+{
+    struct names *all[] = {&options->passes, &options->hits_passes, &options->captures, &options->device_stats,
+                           &options->inflights};
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++)
+        free(all[i]->items);
+}

@@ -1,0 +1,93 @@
+#include "replay/pass.h"
+
+#include "common/clock.h"
+#include "replay/events.h"
+#include "replay/probe.h"
+#include "replay/stop.h"
+
+static bool sample_residency(const struct pass *pass, struct pass_context *context, const char *at, struct failure *failure)
+{
+    if (context->probe == PROBE_NONE || stopping())
+        return true;
+    uint64_t bytes;
+    double start = clock_seconds();
+    if (!pool_resident_bytes(context->probe, context->pool, &bytes, failure))
+        return false;
+    event_residency(&context->line, pass, at, start, bytes, plan_pool_bytes(context->plan), clock_seconds() - start);
+    return true;
+}
+
+// Whether the border before `iteration` is one of the N that cut the pass into N + 1 even parts.
+static bool is_sample_border(const struct pass_context *context, uint64_t iteration)
+{
+    uint64_t parts = context->options->residency_samples + 1;
+    uint64_t n = context->plan->header.n_iterations;
+    unsigned __int128 before = (unsigned __int128)(iteration - 1) * parts / n;
+    return (unsigned __int128)iteration * parts / n > before;
+}
+
+static void add(struct tally *sum, const struct tally *part)
+{
+    sum->bytes += part->bytes;
+    sum->accesses += part->accesses;
+    sum->hit_bytes += part->hit_bytes;
+    sum->hit_accesses += part->hit_accesses;
+    sum->stamps += part->stamps;
+}
+
+// Only whole iterations count: the sum over the iteration events is the pass.
+static bool run_iteration(struct pass *pass, struct pass_context *context, double *border)
+{
+    uint64_t first = context->plan->iterations[pass->iterations];
+    uint64_t limit = context->plan->iterations[pass->iterations + 1];
+    double start = clock_seconds();
+    pass->bookkeeping_seconds += start - *border;
+    struct tally tally = crew_run(context->crew, first, limit);
+    *border = clock_seconds();
+    if (tally.accesses != limit - first)
+        return false;
+    counters_read(context->counters);
+    add(&pass->tally, &tally);
+    pass->wall_seconds += *border - start;
+    event_iteration(&context->line, pass, *border - start, &tally, context->counters);
+    pass->iterations++;
+    return true;
+}
+
+static bool run_iterations(struct pass *pass, struct pass_context *context, struct failure *failure)
+{
+    counters_read(context->counters);
+    double border = clock_seconds();
+    while (pass->iterations < context->plan->header.n_iterations && !stopping()) {
+        if (pass->iterations > 0 && context->options->residency_samples > 0 && is_sample_border(context, pass->iterations)) {
+            double start = clock_seconds();
+            pass->bookkeeping_seconds += start - border;
+            if (!sample_residency(pass, context, "sample", failure))
+                return false;
+            border = clock_seconds();
+        }
+        if (!run_iteration(pass, context, &border))
+            break;
+    }
+    pass->bookkeeping_seconds += clock_seconds() - border;
+    const struct failure *failed = crew_failure(context->crew);
+    if (failed)
+        *failure = *failed;
+    return !failed;
+}
+
+bool pass_run(struct pass *pass, struct pass_context *context, struct failure *failure)
+{
+    context->crew->hits = pass->counts_hits ? context->probe : PROBE_NONE;
+    if (!sample_residency(pass, context, "entry", failure))
+        return false;
+    capture_take(context->capture, pass->name, "entry");
+    double start = clock_seconds();
+    bool good = run_iterations(pass, context, failure);
+    pass->elapsed_seconds = clock_seconds() - start;
+    capture_take(context->capture, pass->name, "exit");
+    good = good && sample_residency(pass, context, "exit", failure);
+    pass->partial = pass->iterations < context->plan->header.n_iterations;
+    event_pass(&context->line, pass);
+    return good;
+}

@@ -1,0 +1,42 @@
+// One pass: the whole plan once, with its captures, residency samples and per-iteration figures.
+#ifndef MOETIER_PASS_H
+#define MOETIER_PASS_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/failure.h"
+#include "common/json.h"
+#include "replay/capture.h"
+#include "replay/counters.h"
+#include "replay/options.h"
+#include "replay/pool.h"
+#include "replay/worker.h"
+
+struct pass_context {
+    const struct options *options;
+    const struct plan *plan;
+    const struct pool *pool;
+    enum probe probe;
+    struct crew *crew;
+    struct counters *counters;
+    struct capture *capture;
+    struct json line;
+};
+
+struct pass {
+    const char *name;
+    bool counts_hits;
+    uint64_t iterations; // done
+    double wall_seconds; // the iterations alone
+    double elapsed_seconds;
+    double bookkeeping_seconds; // between iterations, residency samples left out
+    struct tally tally;
+    bool partial;
+};
+
+// Runs and reports the pass. False with the failure filled when something went wrong; a stop by a signal is no failure, but
+// leaves the pass partial.
+bool pass_run(struct pass *pass, struct pass_context *context, struct failure *failure);
+
+#endif

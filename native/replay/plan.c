@@ -1,0 +1,102 @@
+#include "replay/plan.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "replay/plan_check.h"
+
+static bool read_exactly(int fd, char *bytes, uint64_t length)
+{
+    for (uint64_t done = 0; done < length;) {
+        ssize_t got = pread(fd, bytes + done, length - done, (off_t)done);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0) {
+            errno = got == 0 ? ENODATA : errno;
+            return false;
+        }
+        done += (uint64_t)got;
+    }
+    return true;
+}
+
+static bool unreadable(struct failure *failure, const char *path, int error)
+{
+    failure_path(failure, path);
+    return failure_set(failure, EXIT_USAGE, "plan", "plan %.800s cannot be read: %s", path, strerror(error));
+}
+
+static void place_sections(struct plan *plan)
+{
+    const struct plan_header *header = &plan->header;
+    plan->iterations = (const uint64_t *)(plan->memory + header->off_iterations);
+    plan->sequence = (const uint32_t *)(plan->memory + header->off_sequence);
+    plan->experts = (const struct plan_expert *)(plan->memory + header->off_experts);
+    plan->extents = (const struct plan_extent *)(plan->memory + header->off_extents);
+    plan->files = (const struct plan_file *)(plan->memory + header->off_files);
+    plan->strings = plan->memory + header->off_strings;
+}
+
+// The header is checked before the body is read: a foreign file of a terabyte is refused by its first 160 bytes.
+static bool load(struct plan *plan, const char *path, int fd, struct failure *failure)
+{
+    struct stat status;
+    if (fstat(fd, &status) != 0)
+        return unreadable(failure, path, errno);
+    if (!S_ISREG(status.st_mode) || status.st_size < (off_t)sizeof plan->header) {
+        failure_path(failure, path);
+        return failure_set(failure, EXIT_USAGE, "plan", "plan %.800s has %jd bytes, expected a file of at least %zu", path,
+                           (intmax_t)status.st_size, sizeof plan->header);
+    }
+    if (!read_exactly(fd, (char *)&plan->header, sizeof plan->header))
+        return unreadable(failure, path, errno);
+    if (!plan_check_header(&plan->header, (uint64_t)status.st_size, path, failure))
+        return false;
+    plan->memory = malloc(plan->header.file_bytes);
+    if (!plan->memory)
+        return failure_set(failure, EXIT_FAILED, "memory", "no memory for the plan: %" PRIu64 " bytes asked",
+                           plan->header.file_bytes);
+    if (!read_exactly(fd, plan->memory, plan->header.file_bytes))
+        return unreadable(failure, path, errno);
+    place_sections(plan);
+    return plan_check_body(plan, path, failure);
+}
+
+bool plan_load(struct plan *plan, const char *path, struct failure *failure)
+{
+    // Non-blocking: a pipe is refused, not waited for.
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
+    if (fd < 0)
+        return unreadable(failure, path, errno);
+    bool loaded = load(plan, path, fd, failure);
+    fdatasync(fd); // dirty pages (the plan was just written) cannot be dropped
+    posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+    return loaded;
+}
+
+void plan_free(struct plan *plan)
+{
+    free(plan->memory);
+    *plan = (struct plan){0};
+}
+
+void plan_file_path(const struct plan *plan, uint32_t file, char path[PATH_MAX])
+{
+    const struct plan_file *entry = &plan->files[file];
+    memcpy(path, plan->strings + entry->string_offset, entry->string_bytes);
+    path[entry->string_bytes] = '\0';
+}
+
+uint64_t plan_pool_bytes(const struct plan *plan)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < plan->header.n_files; i++)
+        bytes += plan->files[i].size_bytes;
+    return bytes;
+}

@@ -1,0 +1,72 @@
+#include "replay/residency.h"
+
+#include <errno.h>
+#include <sys/mman.h>
+#include <sys/syscall.h>
+#include <unistd.h>
+
+#include "replay/plan.h"
+
+#ifndef SYS_cachestat
+#define SYS_cachestat 451 // the same on every architecture; Linux 6.5
+#endif
+
+// As in <linux/mman.h>, which older headers lack.
+struct cachestat_range_v0 {
+    uint64_t offset;
+    uint64_t length;
+};
+struct cachestat_v0 {
+    uint64_t cached;
+    uint64_t dirty;
+    uint64_t writeback;
+    uint64_t evicted;
+    uint64_t recently_evicted;
+};
+
+const char *probe_name(enum probe probe)
+{
+    return probe == PROBE_CACHESTAT ? "cachestat" : probe == PROBE_MINCORE ? "mincore" : "none";
+}
+
+int64_t cachestat_pages(int fd, uint64_t offset, uint64_t length)
+{
+    struct cachestat_range_v0 range = {offset, length};
+    struct cachestat_v0 answer;
+    if (length == 0) // the kernel would take it as "to the end"
+        return 0;
+    if (syscall(SYS_cachestat, fd, &range, &answer, 0) != 0)
+        return -errno;
+    return (int64_t)answer.cached;
+}
+
+int64_t mincore_pages(const char *base, uint64_t offset, uint64_t length)
+{
+    enum { WINDOW_PAGES = 4096 };
+    unsigned char resident[WINDOW_PAGES];
+    int64_t pages = 0;
+    uint64_t end = (offset + length + PAGE_BYTES - 1) / PAGE_BYTES;
+    for (uint64_t page = offset / PAGE_BYTES; page < end; page += WINDOW_PAGES) {
+        uint64_t count = end - page < WINDOW_PAGES ? end - page : WINDOW_PAGES;
+        if (mincore((char *)(uintptr_t)base + page * PAGE_BYTES, count * PAGE_BYTES, resident) != 0)
+            return -errno;
+        for (uint64_t i = 0; i < count; i++)
+            pages += resident[i] & 1;
+    }
+    return pages;
+}
+
+int64_t resident_pages(enum probe probe, int fd, uint64_t offset, uint64_t length)
+{
+    if (probe == PROBE_NONE || length == 0)
+        return 0;
+    if (probe == PROBE_CACHESTAT)
+        return cachestat_pages(fd, offset, length);
+    uint64_t bytes = offset + length;
+    void *base = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED)
+        return -errno;
+    int64_t pages = mincore_pages(base, offset, length);
+    munmap(base, bytes);
+    return pages;
+}

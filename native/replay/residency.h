@@ -1,0 +1,20 @@
+// How many pages of a file the page cache holds. Both ways also count pages that are still being read.
+#ifndef MOETIER_RESIDENCY_H
+#define MOETIER_RESIDENCY_H
+
+#include <stdint.h>
+
+enum probe { PROBE_NONE, PROBE_CACHESTAT, PROBE_MINCORE };
+
+const char *probe_name(enum probe probe);
+
+// Resident pages among those that [offset, offset + length) touches; a negative errno value on failure.
+int64_t cachestat_pages(int fd, uint64_t offset, uint64_t length);
+
+// The same of mapped memory; `base` is the page-aligned mapping of the file's start.
+int64_t mincore_pages(const char *base, uint64_t offset, uint64_t length);
+
+// The same of an open file, whichever way; mincore maps it for the purpose.
+int64_t resident_pages(enum probe probe, int fd, uint64_t offset, uint64_t length);
+
+#endif

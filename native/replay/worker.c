@@ -1,0 +1,219 @@
+#include "replay/worker.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "replay/stamps.h"
+#include "replay/stop.h"
+
+enum { STACK_BYTES = 1 << 20 };
+
+static bool count_resident(struct worker *worker, const struct plan_extent *extent, uint64_t *bytes)
+{
+    const struct crew *crew = worker->crew;
+    int64_t pages;
+    if (crew->hits == PROBE_CACHESTAT) {
+        int fd = fds_get(&worker->reader.fds, extent->file, &worker->failure);
+        if (fd < 0)
+            return false;
+        pages = cachestat_pages(fd, extent->offset, extent->length);
+    } else {
+        pages = mincore_pages(crew->maps->base[extent->file], extent->offset, extent->length);
+    }
+    if (pages < 0)
+        return failure_set(&worker->failure, EXIT_FAILED, "residency", "%s fails before a read: %s", probe_name(crew->hits),
+                           strerror((int)-pages));
+    uint64_t resident = (uint64_t)pages * PAGE_BYTES;
+    *bytes += resident < extent->length ? resident : extent->length;
+    return true;
+}
+
+// All extents are looked at before the first is read: its read-ahead may bring the next one in.
+static bool count_hits(struct worker *worker, const struct plan_expert *expert)
+{
+    const struct plan_extent *extents = &worker->crew->plan->extents[expert->first_extent];
+    uint64_t bytes = 0;
+    for (uint32_t i = 0; i < expert->n_extents; i++)
+        if (!count_resident(worker, &extents[i], &bytes))
+            return false;
+    worker->tally.hit_bytes += bytes;
+    worker->tally.hit_accesses += bytes == expert->bytes;
+    return true;
+}
+
+static bool read_expert(struct worker *worker, const struct plan_expert *expert, char *window)
+{
+    const struct crew *crew = worker->crew;
+    const struct plan_extent *extent = &crew->plan->extents[expert->first_extent];
+    uint64_t position = 0;
+    for (uint32_t i = 0; i < expert->n_extents; i++, extent++) {
+        const char *data = deliver(&worker->reader, extent, window, &worker->failure);
+        if (!data)
+            return false;
+        if (crew->stamps != STAMPS_NONE && !stamps_check(crew->plan, expert, crew->stamps, data, position, extent->length,
+                                                         &worker->tally.stamps, &worker->failure)) {
+            char path[PATH_MAX];
+            plan_file_path(crew->plan, extent->file, path);
+            failure_path(&worker->failure, path);
+            return false;
+        }
+        window += window_bytes(worker->reader.mode, extent);
+        position += extent->length;
+    }
+    worker->tally.bytes += expert->bytes;
+    worker->tally.accesses++;
+    return true;
+}
+
+static char *take_destination(struct worker *worker)
+{
+    char *taken = destination(worker->crew->destinations, worker->first_destination + worker->next_destination);
+    if (++worker->next_destination == worker->n_destinations)
+        worker->next_destination = 0;
+    return taken;
+}
+
+static void report_failed(struct worker *worker, const struct plan_expert *expert)
+{
+    int none = -1;
+    failure_expert(&worker->failure, expert->layer, expert->expert);
+    atomic_compare_exchange_strong(&worker->crew->failed, &none, (int)worker->id);
+    atomic_store(&stop_requested, true);
+}
+
+static void work(struct worker *worker)
+{
+    struct crew *crew = worker->crew;
+    worker->tally = (struct tally){0};
+    while (!stopping()) {
+        uint64_t access = atomic_fetch_add_explicit(&crew->next, 1, memory_order_relaxed);
+        if (access >= crew->limit)
+            break;
+        const struct plan_expert *expert = &crew->plan->experts[crew->plan->sequence[access]];
+        if ((crew->hits != PROBE_NONE && !count_hits(worker, expert)) ||
+            !read_expert(worker, expert, take_destination(worker)))
+            report_failed(worker, expert);
+    }
+}
+
+static void touch(struct worker *worker)
+{
+    destinations_touch(worker->crew->destinations, worker->first_destination, worker->n_destinations);
+}
+
+static void *thread_main(void *argument)
+{
+    struct worker *worker = argument;
+    struct crew *crew = worker->crew;
+    touch(worker); // by its own thread, so that the memory is near it
+    pthread_barrier_wait(&crew->finish);
+    for (;;) {
+        pthread_barrier_wait(&crew->start);
+        if (crew->quit)
+            return NULL;
+        work(worker);
+        pthread_barrier_wait(&crew->finish);
+    }
+}
+
+static bool prepare_workers(struct crew *crew, enum mode mode, const struct pool *pool, uint32_t n, uint32_t open_files,
+                            struct failure *failure)
+{
+    crew->workers = aligned_alloc(_Alignof(struct worker), n * sizeof *crew->workers);
+    if (!crew->workers)
+        return failure_set(failure, EXIT_FAILED, "memory", "no memory for %" PRIu32 " threads", n);
+    memset(crew->workers, 0, n * sizeof *crew->workers);
+    for (uint32_t id = 0; id < n; id++) {
+        struct worker *worker = &crew->workers[id];
+        crew->n_workers = id + 1;
+        worker->crew = crew;
+        worker->id = id;
+        worker->first_destination = crew->destinations->count * id / n;
+        worker->n_destinations = crew->destinations->count * (id + 1) / n - worker->first_destination;
+        if (!reader_open(&worker->reader, mode, pool, crew->maps, open_files, failure))
+            return false;
+    }
+    return true;
+}
+
+static bool start_threads(struct crew *crew, struct failure *failure)
+{
+    pthread_attr_t attributes;
+    sigset_t all, before;
+    int error = 0;
+    pthread_attr_init(&attributes);
+    pthread_attr_setstacksize(&attributes, STACK_BYTES);
+    // Signals are the main thread's, which may be waiting for its start line; SIGBUS stays with whoever causes it.
+    sigfillset(&all);
+    sigdelset(&all, SIGBUS);
+    pthread_sigmask(SIG_SETMASK, &all, &before);
+    for (uint32_t id = 1; id < crew->n_workers && !error; id++) {
+        error = pthread_create(&crew->workers[id].thread, &attributes, thread_main, &crew->workers[id]);
+        crew->n_threads += !error;
+    }
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
+    pthread_attr_destroy(&attributes);
+    if (!error)
+        return true;
+    // Those that did start wait at a barrier that is never met, until the process ends.
+    crew->abandoned = crew->n_threads > 0;
+    return failure_set(failure, EXIT_FAILED, "threads", "%" PRIu32 " threads cannot be started: %s", crew->n_workers,
+                       strerror(error));
+}
+
+bool crew_start(struct crew *crew, enum mode mode, const struct pool *pool, uint32_t n_workers, uint32_t open_files,
+                struct failure *failure)
+{
+    atomic_store(&crew->failed, -1);
+    if (!prepare_workers(crew, mode, pool, n_workers, open_files, failure))
+        return false;
+    pthread_barrier_init(&crew->start, NULL, n_workers);
+    pthread_barrier_init(&crew->finish, NULL, n_workers);
+    if (!start_threads(crew, failure))
+        return false;
+    touch(&crew->workers[0]);
+    if (n_workers > 1)
+        pthread_barrier_wait(&crew->finish);
+    return true;
+}
+
+struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit)
+{
+    struct tally sum = {0};
+    atomic_store_explicit(&crew->next, first, memory_order_relaxed);
+    crew->limit = limit;
+    if (crew->n_workers > 1)
+        pthread_barrier_wait(&crew->start);
+    work(&crew->workers[0]);
+    if (crew->n_workers > 1)
+        pthread_barrier_wait(&crew->finish);
+    for (uint32_t id = 0; id < crew->n_workers; id++) {
+        const struct tally *tally = &crew->workers[id].tally;
+        sum.bytes += tally->bytes;
+        sum.accesses += tally->accesses;
+        sum.hit_bytes += tally->hit_bytes;
+        sum.hit_accesses += tally->hit_accesses;
+        sum.stamps += tally->stamps;
+    }
+    return sum;
+}
+
+const struct failure *crew_failure(const struct crew *crew)
+{
+    int failed = atomic_load(&crew->failed);
+    return failed < 0 ? NULL : &crew->workers[failed].failure;
+}
+
+void crew_end(struct crew *crew)
+{
+    crew->quit = true;
+    if (crew->n_threads > 0)
+        pthread_barrier_wait(&crew->start);
+    for (uint32_t id = 1; id <= crew->n_threads; id++)
+        pthread_join(crew->workers[id].thread, NULL);
+    for (uint32_t id = 0; id < crew->n_workers; id++)
+        fds_close(&crew->workers[id].reader.fds);
+    free(crew->workers);
+}

@@ -1,0 +1,70 @@
+// The threads that read. The main thread is one of them: with --threads 1 no other exists, and no switch between threads falls
+// into an iteration's time.
+#ifndef MOETIER_WORKER_H
+#define MOETIER_WORKER_H
+
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/failure.h"
+#include "replay/destinations.h"
+#include "replay/modes.h"
+#include "replay/plan.h"
+#include "replay/pool.h"
+#include "replay/residency.h"
+
+struct tally {
+    uint64_t bytes;
+    uint64_t accesses;
+    uint64_t hit_bytes;
+    uint64_t hit_accesses; // wholly resident before the read
+    uint64_t stamps;
+};
+
+struct crew;
+
+struct worker {
+    _Alignas(128) struct crew *crew; // workers share no cache line
+    uint32_t id;
+    pthread_t thread;
+    struct reader reader;
+    uint64_t first_destination;
+    uint64_t n_destinations;
+    uint64_t next_destination;
+    struct tally tally; // of the current iteration
+    struct failure failure;
+};
+
+struct crew {
+    _Alignas(128) atomic_uint_least64_t next; // the next access to take
+    _Alignas(128) uint64_t limit;             // the end of the iteration
+    const struct plan *plan;
+    const struct destinations *destinations;
+    const struct maps *maps; // for mmap, and for hits by mincore
+    enum stamps stamps;
+    enum probe hits; // PROBE_NONE while hits are not counted
+    bool quit;
+    bool abandoned; // some threads could not be started: those that run still use the crew
+    atomic_int failed; // the first worker that failed, or -1
+    uint32_t n_workers;
+    uint32_t n_threads; // started beyond the main thread
+    struct worker *workers;
+    pthread_barrier_t start;
+    pthread_barrier_t finish;
+};
+
+// Sets up the workers and starts all but the main thread's; returns when every destination is touched.
+bool crew_start(struct crew *crew, enum mode mode, const struct pool *pool, uint32_t n_workers, uint32_t open_files,
+                struct failure *failure);
+
+// Runs the accesses [first, limit) on all workers and returns what was delivered.
+struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit);
+
+// The failure of the first worker that failed, or NULL.
+const struct failure *crew_failure(const struct crew *crew);
+
+void crew_end(struct crew *crew);
+
+#endif

@@ -1,0 +1,280 @@
+"""Proved runs against bounds: metrics, bounds with their sources, profiles of a host, and verdicts.
+
+A verdict is ``supported``, ``refuted``, ``not_examined`` (with the reason) or ``invalid`` (the proof failed). A bound
+names its source and the invariants it rests on; when one of them was not observed, the verdict is not_examined.
+"""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import yaml
+
+from pytest_moetier.cell import Cell
+from pytest_moetier.errors import InputError
+from pytest_moetier.figures import Figures
+from pytest_moetier.proof import ProvedRun
+
+SUPPORTED, REFUTED, NOT_EXAMINED, INVALID = "supported", "refuted", "not_examined", "invalid"
+
+BOUNDS_FORMAT = "moetier-bounds/1"
+PROFILE_FORMAT = "moetier-profile/1"
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One metric of a cell: a value per proved round, in ``unit``; ``better`` is lower, higher or neither."""
+
+    name: str
+    unit: str
+    better: str
+    values: tuple[float, ...]
+
+    @property
+    def median(self) -> float:
+        """The median over the rounds."""
+        return float(median(self.values))
+
+    @property
+    def spread(self) -> float:
+        """(largest - smallest) / median over the rounds: the paper's run spread; 0 for one round."""
+        middle = self.median
+        return (max(self.values) - min(self.values)) / middle if middle else 0.0
+
+
+# name -> unit, better, where it comes from. Bytes are per engine iteration unless the unit says otherwise.
+_METRICS: dict[str, tuple[str, str, Callable[[Figures], float | None]]] = {
+    "seconds_per_iteration": ("s/iteration", "lower", lambda f: f.seconds_per_iteration),
+    "device_bytes": ("B/iteration", "lower", lambda f: f.device_bytes),
+    "logical_bytes": ("B/iteration", "neither", lambda f: f.logical_bytes),
+    "hit_bytes": ("B/iteration", "higher", lambda f: f.hit_bytes),
+    "nominal_bytes": ("B/iteration", "neither", lambda f: f.nominal_bytes),
+    "nominal_bytes_at_c": ("B/iteration", "neither", lambda f: f.nominal_bytes_at_c),
+    "belady_bytes": ("B/iteration", "neither", lambda f: f.belady_bytes),
+    "amplification": ("device/nominal", "lower", lambda f: f.amplification),
+    "amplification_at_c": ("device/nominal", "lower", lambda f: f.amplification_at_c),
+    "amplification_over_belady": ("device/belady", "lower", lambda f: f.amplification_over_belady),
+    "observed_capacity_bytes": ("B", "neither", lambda f: f.observed_capacity_bytes),
+    "scan_kswapd_pages": ("pages", "lower", lambda f: f.scan_kswapd_pages),
+    "steal_kswapd_pages": ("pages", "neither", lambda f: f.steal_kswapd_pages),
+    "scan_direct_pages": ("pages", "lower", lambda f: f.scan_direct_pages),
+    "steal_direct_pages": ("pages", "neither", lambda f: f.steal_direct_pages),
+    "scan_memcg_pages": ("pages", "lower", lambda f: f.scan_memcg_pages),
+    "steal_memcg_pages": ("pages", "neither", lambda f: f.steal_memcg_pages),
+    "refault_file_pages": ("pages", "lower", lambda f: f.refault_file_pages),
+    "psi_some_share": ("share of wall", "lower", lambda f: f.psi_some_share),
+    "psi_full_share": ("share of wall", "lower", lambda f: f.psi_full_share),
+    "device_bytes_per_second": ("B/s", "neither", lambda f: f.device_bytes_per_second),
+}
+
+
+def metrics_of(runs: Sequence[ProvedRun]) -> dict[str, Metric]:
+    """Return every metric that all ``runs`` observed, as plain floats."""
+    found = {}
+    for name, (unit, better, pick) in _METRICS.items():
+        values = [pick(run.figures) for run in runs]
+        if values and None not in values:
+            found[name] = Metric(name, unit, better, tuple(float(v) for v in values if v is not None))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class HostMatch:
+    """Which hosts a profile's bounds hold for: shell patterns against a host's facts; an empty one matches nothing."""
+
+    patterns: Mapping[str, str]
+
+    def mismatch(self, facts: Mapping[str, str]) -> str | None:
+        """Return why ``facts`` are another host, or None when every pattern matches."""
+        if not self.patterns:
+            return "the profile names no host"
+        for name, pattern in self.patterns.items():
+            if not fnmatch.fnmatchcase(str(facts.get(name, "")), str(pattern)):
+                return f"its {name} is {pattern}, this host's is {facts.get(name, 'unknown')}"
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class Bound:
+    """A statement about one value, with its source.
+
+    Attributes:
+        id: stable name, shown with every verdict.
+        value: name of the value that a test hands to :func:`judge`.
+        cell: shell pattern of the cell ids it holds for (``*`` for all, and for findings over several cells).
+        minimum: smallest value that supports it, or None.
+        maximum: largest value that supports it, or None.
+        source: where the bound comes from (paper section, or how it was learned).
+        needs: invariants that must be held, not merely unbroken.
+    """
+
+    id: str
+    value: str
+    cell: str
+    minimum: float | None
+    maximum: float | None
+    source: str
+    needs: tuple[str, ...]
+
+    @property
+    def text(self) -> str:
+        """The bound in a reader's words."""
+        match self.minimum, self.maximum:
+            case None, high:
+                return f"at most {high:.6g}"
+            case low, None:
+                return f"at least {low:.6g}"
+            case low, high:
+                return f"between {low:.6g} and {high:.6g}"
+
+    def holds(self, value: float) -> bool:
+        """Return whether ``value`` is inside the bound."""
+        return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """A refutation that a profile expects on its host: xfailed with its reason, xpassed when it no longer holds."""
+
+    test: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """A host's bounds and known refutations."""
+
+    name: str
+    bounds: tuple[Bound, ...]
+    known: tuple[Known, ...]
+    host: HostMatch
+
+    def known_for(self, test: str) -> str | None:
+        """Return the reason why ``test`` (``test_capacity[C4.4pct-...]``) is expected to be refuted, or None."""
+        return next((one.reason for one in self.known if fnmatch.fnmatchcase(test, _escaped(one.test))), None)
+
+
+def _escaped(test_id: str) -> str:
+    """Let ``*`` be a pattern in a test id, but its brackets be themselves."""
+    return test_id.replace("[", "[[]")
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A verdict on one bound: the value, and why."""
+
+    bound: Bound
+    value: float | None
+    verdict: str
+    reason: str
+
+    def __str__(self) -> str:
+        """Return one line: what was observed, what was expected and who says so."""
+        seen = "nothing" if self.value is None else f"{self.value:.6g}"
+        return f"{self.bound.value} is {seen}, expected {self.bound.text} ({self.bound.source}){self.reason}"
+
+
+def judge(bound: Bound, value: float | None, runs: Iterable[ProvedRun], reason: str = "") -> Judgement:
+    """Return the verdict on ``bound`` for ``value``, measured by ``runs``.
+
+    Args:
+        bound: what is claimed.
+        value: the measured value, or None when it could not be had (then ``reason`` says why).
+        runs: the proved runs that the value rests on.
+        reason: why there is no value.
+    """
+    if value is None:
+        return Judgement(bound, None, NOT_EXAMINED, f": {reason or 'not observed on this host'}")
+    for run in runs:
+        for name in bound.needs:
+            state = next((one.state for one in run.proof.invariants if one.name == name), "held")
+            if state != "held":
+                return Judgement(bound, value, NOT_EXAMINED, f": invariant {name} is {state}")
+    return Judgement(bound, value, SUPPORTED if bound.holds(value) else REFUTED, "")
+
+
+def bounds_for(bounds: Iterable[Bound], cell: Cell | None) -> list[Bound]:
+    """Return the bounds that hold for ``cell``; for None, those over several cells."""
+    return [one for one in bounds if cell is None or fnmatch.fnmatchcase(cell.id, one.cell)]
+
+
+def load_bounds(text: str, where: str) -> tuple[Bound, ...]:
+    """Return the bounds in YAML ``text``.
+
+    Raises:
+        InputError: not a bounds file of this format; ``where`` names it.
+    """
+    return tuple(_bound(one, where) for one in _document(text, where, BOUNDS_FORMAT).get("bounds") or ())
+
+
+def load_profile(text: str, where: str) -> Profile:
+    """Return the profile in YAML ``text``.
+
+    Raises:
+        InputError: not a profile of this format; ``where`` names it.
+    """
+    data = _document(text, where, PROFILE_FORMAT)
+    try:
+        return Profile(
+            name=str(data["name"]),
+            bounds=tuple(_bound(one, where) for one in data.get("bounds") or ()),
+            known=tuple(Known(str(one["test"]), str(one["reason"])) for one in data.get("known") or ()),
+            host=HostMatch({str(key): str(value) for key, value in (data.get("host") or {}).items()}),
+        )
+    except (KeyError, TypeError, AttributeError) as error:
+        raise InputError(f"{where}: incomplete ({error})", "name, host, bounds and known") from error
+
+
+def read_profile(name: str) -> Profile:
+    """Return the profile called ``name``: a file, or one that comes with the package (``gh200``).
+
+    Raises:
+        InputError: there is no such profile.
+    """
+    path = Path(name)
+    if not path.is_file() and not path.suffix:
+        path = Path(__file__).parent / "profiles" / f"{name}.yaml"
+    try:
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        shipped = sorted(one.stem for one in (Path(__file__).parent / "profiles").glob("*.yaml"))
+        raise InputError(
+            f"profile {name!r}: {error.strerror}",
+            f"a file, or one of {', '.join(shipped)}",
+            "pytest bench/ --moetier-learn FILE writes one for this host",
+        ) from error
+    return load_profile(text, str(path))
+
+
+def _document(text: str, where: str, expected: str) -> dict[str, Any]:
+    try:
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise InputError(f"{where}: not YAML ({error})", f"format: {expected}") from error
+    if not isinstance(data, dict) or data.get("format") != expected:
+        seen = data.get("format") if isinstance(data, dict) else type(data).__name__
+        raise InputError(f"{where}: format is {seen!r}", f"format: {expected}")
+    return data
+
+
+def _bound(one: Any, where: str) -> Bound:  # noqa: ANN401 - straight from YAML, checked here
+    try:
+        low, high = one.get("min"), one.get("max")
+        if low is None and high is None:
+            raise InputError(f"{where}: bound {one['id']!r} has neither min nor max", "at least one of them")
+        return Bound(
+            id=str(one["id"]),
+            value=str(one["value"]),
+            cell=str(one.get("cell", "*")),
+            minimum=None if low is None else float(low),
+            maximum=None if high is None else float(high),
+            source=str(one["source"]),
+            needs=tuple(str(name) for name in one.get("needs", ())),
+        )
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        raise InputError(f"{where}: unreadable bound {one!r} ({error})", "id, value, min or max, source") from error

@@ -1,0 +1,145 @@
+"""The stored history: what goes into pytest-benchmark's files, and a session's metrics against the latest stored ones.
+
+pytest-benchmark stores wall times and our metrics in ``extra_info["moetier"]``; it compares times only, so the metrics
+are compared here, over its own files, which stay readable by its tools.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+import pytest
+
+from pytest_moetier.campaign import Context
+from pytest_moetier.cell import Cell
+from pytest_moetier.errors import HarnessError
+from pytest_moetier.finding import Metric
+from pytest_moetier.proof import Proof, ProvedRun
+
+SCHEMA_VERSION = 1
+
+_COMPARABLE = ("pool_id", "plan_crc", "iterations", "threads")
+"""Two sessions are compared only when these agree: otherwise their numbers do not mean the same."""
+
+
+def extra_info(
+    cell: Cell, metrics: Mapping[str, Metric], runs: Sequence[ProvedRun], context: Context | None
+) -> dict[str, Any]:
+    """Return ``extra_info["moetier"]`` of one proved cell: plain JSON types only.
+
+    Raises:
+        HarnessError: a value is not finite, or not a plain number.
+    """
+    info = {
+        "schema_version": SCHEMA_VERSION,
+        "cell": cell_json(cell),
+        "context": asdict(context) if context else None,
+        "metrics": {name: metric_json(metric) for name, metric in metrics.items()},
+        "proof": [proof_json(run.proof) for run in runs],
+        "rounds": [{"round": run.run.round, "order": run.run.order} for run in runs],
+    }
+    validate(info)
+    return info
+
+
+def cell_json(cell: Cell) -> dict[str, str]:
+    """Return what a cell varies, as JSON."""
+    return {
+        "id": cell.id,
+        "finding": cell.finding,
+        "capacity": cell.capacity.text,
+        "mechanism": cell.mechanism,
+        "mglru": cell.mglru,
+        "mode": cell.mode,
+        "prefetch": cell.prefetch,
+        "kernel": cell.kernel,
+    }
+
+
+def metric_json(metric: Metric) -> dict[str, Any]:
+    """Return a metric as JSON."""
+    return {"unit": metric.unit, "better": metric.better, "values": list(metric.values)}
+
+
+def proof_json(proof: Proof) -> list[dict[str, str]]:
+    """Return a proof as JSON."""
+    return [asdict(one) for one in proof.invariants]
+
+
+def validate(value: Any, where: str = "moetier") -> None:  # noqa: ANN401 - any JSON value
+    """Refuse what JSON cannot carry (NaN, infinities) and what pytest-benchmark would store as text (numpy scalars).
+
+    Raises:
+        HarnessError: names the place and the type.
+    """
+    match value:
+        case dict():
+            for key, one in value.items():
+                validate(one, f"{where}.{key}")
+        case list():
+            for index, one in enumerate(value):
+                validate(one, f"{where}[{index}]")
+        case None:
+            return
+        case _ if type(value) not in {str, bool, int, float}:
+            raise HarnessError(f"{where} is a {type(value).__name__}", "a plain JSON type")
+        case float() if not math.isfinite(value):
+            raise HarnessError(f"{where} is {value}", "a finite number")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """One metric of one cell against the stored session: medians in ``unit``; ratio is now / then."""
+
+    cell: str
+    metric: str
+    unit: str
+    then: float
+    now: float
+
+    @property
+    def ratio(self) -> float:
+        """Now / then."""
+        return self.now / self.then if self.then else math.inf
+
+
+def latest_stored(config: pytest.Config) -> tuple[str, Mapping[str, Any]] | None:
+    """Return (file, cells by id) of the newest stored session that has metrics of ours, or None."""
+    session = getattr(config, "_benchmarksession", None)
+    if session is None:
+        return None
+    for path, data in reversed(list(session.storage.load())):
+        cells = {}
+        for one in data.get("benchmarks", ()):
+            info = (one.get("extra_info") or {}).get("moetier")
+            if isinstance(info, dict) and info.get("schema_version") == SCHEMA_VERSION:
+                cells[info["cell"]["id"]] = info
+        if cells:
+            return str(path), cells
+    return None
+
+
+def compare(
+    stored: Mapping[str, Any], current: Mapping[str, Mapping[str, Metric]], context: Context, names: Sequence[str]
+) -> tuple[list[Comparison], list[str]]:
+    """Return the comparisons of metrics ``names``, and a line with the reason for every cell that has none."""
+    found, refused = [], []
+    for cell_id, metrics in current.items():
+        then = stored.get(cell_id)
+        if then is None:
+            refused.append(f"{cell_id}: not in the stored session")
+            continue
+        apart = [name for name in _COMPARABLE if (then.get("context") or {}).get(name) != getattr(context, name)]
+        if apart:
+            refused.append(f"{cell_id}: another {', '.join(apart)} in the stored session")
+            continue
+        for name in names:
+            values = (then["metrics"].get(name) or {}).get("values")
+            if name in metrics and values:
+                metric = metrics[name]
+                found.append(Comparison(cell_id, name, metric.unit, float(median(values)), metric.median))
+    return found, refused

@@ -1,0 +1,433 @@
+"""The capacity wall: a memory control group with a limit and no swap (paper section 4, Algorithm 1: memory.max).
+
+One protocol, two kernels' interfaces: v2 (``memory.max``) where the memory controller is on the unified hierarchy, else
+v1 (``memory.limit_in_bytes``). A mounted cgroup2 without ``memory`` in its controllers is not v2 mode (hybrid hosts).
+Where only a service manager may make groups, ``systemd_prefix`` starts a child in one, ``scope_of_process`` finds it.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from pytest_moetier.errors import HarnessError, UnsupportedHostError
+from pytest_moetier.host import procfs, undo
+from pytest_moetier.host.restore import Journal
+
+_UNLIMITED = 1 << 62  # v1 says 2^63 rounded down to a page where there is no limit
+_SWAP_MARGIN_BYTES = 4 << 20  # above the largest single charge (a 2 MiB folio)
+_FIX = (
+    "run as root, or give this user a delegated group with the memory controller, or a systemd user session "
+    "(`loginctl enable-linger`)"
+)
+_V1_FILES = (
+    "memory.usage_in_bytes",
+    "memory.max_usage_in_bytes",
+    "memory.limit_in_bytes",
+    "memory.failcnt",
+    "memory.memsw.limit_in_bytes",
+    "memory.kmem.usage_in_bytes",
+    "memory.oom_control",
+    "memory.swappiness",
+    "memory.stat",
+)
+_V2_FILES = (
+    "memory.current",
+    "memory.peak",
+    "memory.max",
+    "memory.high",
+    "memory.swap.current",
+    "memory.swap.max",
+    "memory.events",
+    "memory.stat",
+    "memory.pressure",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeFiles:
+    """Which files describe a scope and the limits above it.
+
+    Attributes:
+        version: 1 or 2.
+        path: the group's folder.
+        ancestors: the folders above it that may have a limit, nearest first, without the hierarchy's own root on v2.
+    """
+
+    version: int
+    path: str
+    ancestors: tuple[str, ...] = ()
+
+    @classmethod
+    def from_paths(cls, paths: Sequence[str]) -> ScopeFiles | None:
+        """Return the description that ``capture_files`` was made from, None for no paths."""
+        if not paths:
+            return None
+        folders = list(dict.fromkeys(str(Path(path).parent) for path in paths))
+        version = 1 if Path(paths[0]).name == _V1_FILES[0] else 2
+        return cls(version, folders[0], tuple(folders[1:]))
+
+    def capture_files(self) -> tuple[str, ...]:
+        """Return the files to capture, the scope's own and each ancestor's limit and hits."""
+        own = _V1_FILES if self.version == 1 else _V2_FILES
+        above = (
+            ("memory.failcnt", "memory.limit_in_bytes") if self.version == 1 else ("memory.events.local", "memory.max")
+        )
+        mine = tuple(f"{self.path}/{name}" for name in own)
+        return mine + tuple(f"{folder}/{name}" for folder in self.ancestors for name in above)
+
+
+class Scope(Protocol):
+    """A memory control group of ours."""
+
+    version: int
+    path: Path
+    identity: tuple[int, int]
+    notes: tuple[str, ...]
+
+    @property
+    def files(self) -> ScopeFiles:
+        """The files that describe it, for snapshots."""
+
+    def capture_files(self) -> tuple[str, ...]:
+        """Return the files to capture."""
+
+    def add(self, pid: int) -> None:
+        """Move one process (all its threads) in."""
+
+    def set_limit(self, limit_bytes: int) -> int:
+        """Set the wall in bytes and return it as read back (rounded to pages)."""
+
+    def disable_swap(self) -> bool:
+        """Keep the group from swapping; False, with a note, where that cannot be assured."""
+
+    def pids(self) -> tuple[int, ...]:
+        """Return the processes in it."""
+
+    def exists(self) -> bool:
+        """Return whether it is still the same group (device and inode)."""
+
+    def close(self) -> None:
+        """End what is left in it, give its pages back and remove it."""
+
+
+class _Group:
+    """What both versions share."""
+
+    version = 0
+
+    def __init__(self, path: Path, ancestors: tuple[Path, ...], journal: Journal | None, token: str) -> None:
+        self.path = path
+        self.ancestors = ancestors
+        self.notes: tuple[str, ...] = ()
+        self._journal = journal
+        self._token = token
+        found = procfs.at(path).stat()
+        self.identity = (found.st_dev, found.st_ino)
+
+    @property
+    def files(self) -> ScopeFiles:
+        return ScopeFiles(self.version, str(self.path), tuple(str(folder) for folder in self.ancestors))
+
+    def capture_files(self) -> tuple[str, ...]:
+        return self.files.capture_files()
+
+    def add(self, pid: int) -> None:
+        procfs.write_text(self.path / "cgroup.procs", str(pid))
+        if pid not in self.pids() and procfs.process_id(pid) is not None:
+            raise HarnessError(f"process {pid} is not in {self.path} after the move", "it to be listed in cgroup.procs")
+
+    def pids(self) -> tuple[int, ...]:
+        return undo.group_pids(self.path)
+
+    def exists(self) -> bool:
+        try:
+            found = procfs.at(self.path).stat()
+        except OSError:
+            return False
+        return (found.st_dev, found.st_ino) == self.identity
+
+    def close(self) -> None:
+        try:
+            if self.exists():
+                undo.remove_group(str(self.path))
+        except OSError as error:
+            raise HarnessError(
+                f"control group {self.path} cannot be removed: {error}", "no process left in it", "moetier doctor"
+            ) from error
+        if self._journal is not None:
+            self._journal.done(self._token)
+
+    def _note(self, text: str) -> None:
+        if text not in self.notes:
+            self.notes = (*self.notes, text)
+
+
+class ScopeV1(_Group):
+    """A group of the v1 memory hierarchy."""
+
+    version = 1
+
+    def set_limit(self, limit_bytes: int) -> int:
+        """Set memory and memory+swap limits; the kernel holds memory <= memory+swap at every moment."""
+        limit, both = self.path / "memory.limit_in_bytes", self.path / "memory.memsw.limit_in_bytes"
+        # The memory+swap counter is charged first, and newer kernels count no failures on it: were the two equal, the
+        # wall would be reached without a trace in failcnt.
+        values = {limit: limit_bytes, both: limit_bytes + _SWAP_MARGIN_BYTES}
+        order = [limit, both] if limit_bytes < procfs.read_int(limit) else [both, limit]
+        for path in order:
+            if path == limit or procfs.at(path).exists():
+                procfs.write_text(path, str(values[path]))
+        return _read_back(limit, limit_bytes)
+
+    def disable_swap(self) -> bool:
+        """Set swappiness 0; with memory+swap accounting ``set_limit`` also bounds swap to 4 MiB."""
+        done = procfs.try_write(self.path / "memory.swappiness", "0")
+        if _swap_is_on() and not procfs.at(self.path / "memory.memsw.limit_in_bytes").exists():
+            self._note("swap is on and there is no memory+swap accounting: `swapoff -a`, or boot with swapaccount=1")
+            return False
+        return done or not _swap_is_on()
+
+
+class ScopeV2(_Group):
+    """A group of the unified hierarchy."""
+
+    version = 2
+
+    def set_limit(self, limit_bytes: int) -> int:
+        """Set memory.max."""
+        path = self.path / "memory.max"
+        procfs.write_text(path, str(limit_bytes))
+        return _read_back(path, limit_bytes)
+
+    def disable_swap(self) -> bool:
+        """Set memory.swap.max 0 (absent where the kernel has no swap)."""
+        if not procfs.at(self.path / "memory.swap.max").exists():
+            if _swap_is_on():
+                self._note("swap is on and memory.swap.max is absent: `swapoff -a`")
+            return not _swap_is_on()
+        procfs.write_text(self.path / "memory.swap.max", "0")
+        return True
+
+
+def _read_back(path: Path, wanted: int) -> int:
+    seen = procfs.read_int(path)
+    page = os.sysconf("SC_PAGE_SIZE")
+    if not wanted - page <= seen <= wanted + page:
+        raise HarnessError(f"{path} reads back {seen}", f"{wanted} bytes as written, rounded to a page")
+    return seen
+
+
+def _swap_is_on() -> bool:
+    return len((procfs.try_text("/proc/swaps") or "").splitlines()) > 1
+
+
+@dataclass(frozen=True, slots=True)
+class Support:
+    """Whether and how control groups can be had here.
+
+    Attributes:
+        kind: ``v2``, ``v1``, ``systemd`` (system bus), ``systemd-user``, or ``none``.
+        reason: what was seen.
+        fix: what would make it so, "" where nothing is missing.
+    """
+
+    kind: str
+    reason: str
+    fix: str = ""
+
+    @property
+    def available(self) -> bool:
+        """Whether a scope can be had by one of the ways."""
+        return self.kind != "none"
+
+
+@dataclass(frozen=True, slots=True)
+class _Hierarchy:
+    version: int
+    mount: Path
+    own: Path  # this process's group
+
+
+def _hierarchies() -> tuple[_Hierarchy, ...]:
+    """Return the hierarchies with a memory controller, v2 first."""
+    found = []
+    for mount in procfs.mounts():
+        point = Path(mount.point)
+        if mount.kind == "cgroup2":
+            controllers = (procfs.try_text(point / "cgroup.controllers") or "").split()
+            if "memory" in controllers:
+                found.append(_Hierarchy(2, point, _own_group(point, mount.root, "")))
+        elif mount.kind == "cgroup" and "memory" in mount.super_options:
+            found.append(_Hierarchy(1, point, _own_group(point, mount.root, "memory")))
+    return tuple(sorted(found, key=lambda item: -item.version))
+
+
+def _own_group(point: Path, root: str, controller: str) -> Path:
+    return _group_of("self", point, root, controller)
+
+
+def _group_of(pid: int | str, point: Path, root: str, controller: str) -> Path:
+    for line in (procfs.try_text(f"/proc/{pid}/cgroup") or "").splitlines():
+        _, names, path = line.split(":", 2)
+        if controller in names.split(","):
+            inside = os.path.relpath(path, root)
+            # A path above the mount's root (a container's view of its host) shows as "..": the mount is then our own.
+            return point if inside.startswith("..") or inside == "." else point / inside
+    return point
+
+
+def _parents(hierarchy: _Hierarchy) -> tuple[Path, ...]:
+    """Return where a scope may be made, best first: the root (no limit above), then down to our own group."""
+    chain = [hierarchy.own, *hierarchy.own.parents]
+    inside = [folder for folder in chain if folder == hierarchy.mount or hierarchy.mount in folder.parents]
+    return tuple(folder for folder in reversed(inside) if _may_make(hierarchy.version, folder))
+
+
+def _may_make(version: int, folder: Path) -> bool:
+    if not os.access(procfs.at(folder), os.W_OK):
+        return False
+    if version == 1:
+        return True
+    # A process may only be moved by who may write the common ancestor's cgroup.procs.
+    if not os.access(procfs.at(folder / "cgroup.procs"), os.W_OK):
+        return False
+    enabled = (procfs.try_text(folder / "cgroup.subtree_control") or "").split()
+    available = (procfs.try_text(folder / "cgroup.controllers") or "").split()
+    return "memory" in enabled or ("memory" in available and os.access(procfs.at(folder / "cgroup.subtree_control"), os.W_OK))
+
+
+def scope_support() -> Support:
+    """Return whether a memory control group can be made here, and by which way."""
+    hierarchies = _hierarchies()
+    for hierarchy in hierarchies:
+        if parents := _parents(hierarchy):
+            beside = _other_unified(hierarchy)
+            return Support(f"v{hierarchy.version}", f"cgroup v{hierarchy.version} at {parents[0]}{beside}")
+    if any(hierarchy.version == 2 for hierarchy in hierarchies):
+        for user in (False, True):
+            if _bus_answers(user=user):
+                kind = "systemd-user" if user else "systemd"
+                return Support(kind, f"{kind} makes scopes (systemd-run --scope)")
+    if not hierarchies:
+        return Support(
+            "none",
+            "no control group hierarchy with a memory controller is mounted",
+            "mount one, or boot with cgroup_enable=memory",
+        )
+    place = hierarchies[0]
+    return Support("none", f"cgroup v{place.version} at {place.mount} is not writable by uid {os.geteuid()}", _FIX)
+
+
+def _other_unified(chosen: _Hierarchy) -> str:
+    if chosen.version == 2:
+        return ""
+    for mount in procfs.mounts():
+        if mount.kind == "cgroup2":
+            return f" (the cgroup2 at {mount.point} has no memory controller)"
+    return ""
+
+
+def create_scope(label: str, journal: Journal | None = None) -> Scope:
+    """Make an empty memory control group named ``moetier-<pid>-<label>``, near the root, swap disabled.
+
+    Args:
+        label: letters, digits, ``_`` and ``-``; anything else becomes ``_``.
+        journal: where it is recorded before it is made.
+
+    Raises:
+        UnsupportedHostError: no hierarchy with a memory controller may be written here.
+    """
+    name = f"{undo.PREFIX}{os.getpid()}-{re.sub(r'[^A-Za-z0-9_-]', '_', label)}"
+    refused = ""
+    for hierarchy in _hierarchies():
+        for parent in _parents(hierarchy):
+            try:
+                return _make(hierarchy, parent, name, journal)
+            except (OSError, UnsupportedHostError, HarnessError) as error:
+                refused = refused or f"; {parent}: {error}"
+    support = scope_support()
+    raise UnsupportedHostError(f"{support.reason}{refused}", "a writable memory controller", support.fix or _FIX)
+
+
+def _make(hierarchy: _Hierarchy, parent: Path, name: str, journal: Journal | None) -> Scope:
+    if hierarchy.version == 2 and "memory" not in procfs.read_text(parent / "cgroup.subtree_control").split():
+        # Refused (EBUSY) where the parent holds processes; they are never moved. Left on: it harms nobody.
+        procfs.write_text(parent / "cgroup.subtree_control", "+memory")
+    path = parent / name
+    if procfs.at(path).exists():
+        undo.remove_group(str(path))
+    token = journal.record("cgroup", path=str(path)) if journal is not None else ""
+    _make_folder(path)
+    kind = ScopeV2 if hierarchy.version == 2 else ScopeV1
+    scope = kind(path, _ancestors(hierarchy, path), journal, token)
+    try:
+        scope.disable_swap()
+        limit = "memory.max" if hierarchy.version == 2 else "memory.limit_in_bytes"
+        procfs.read_text(path / limit)
+    except (UnsupportedHostError, HarnessError):
+        scope.close()
+        raise
+    return scope
+
+
+def _make_folder(path: Path) -> None:
+    procfs.at(path).mkdir()
+
+
+def _ancestors(hierarchy: _Hierarchy, path: Path) -> tuple[Path, ...]:
+    above = [folder for folder in path.parents if folder == hierarchy.mount or hierarchy.mount in folder.parents]
+    name = "memory.max" if hierarchy.version == 2 else "memory.limit_in_bytes"
+    return tuple(folder for folder in above if procfs.at(folder / name).exists())
+
+
+def ancestor_limit_bytes(files: ScopeFiles) -> int | None:
+    """Return the lowest limit above a scope in bytes, None where there is none."""
+    name = "memory.max" if files.version == 2 else "memory.limit_in_bytes"
+    limits = [limit_of(procfs.try_text(f"{folder}/{name}")) for folder in files.ancestors]
+    return min((limit for limit in limits if limit is not None), default=None)
+
+
+def limit_of(text: str | None) -> int | None:
+    """Return a limit file's bytes, None for no limit (``max``, or v1's 2^63 rounded down to a page)."""
+    value = procfs.to_int(text)
+    return None if value is None or value >= _UNLIMITED else value
+
+
+def systemd_prefix(label: str, limit_bytes: int, *, user: bool) -> tuple[str, ...]:
+    """Return the start of a command line that runs the rest in a systemd scope with a wall and no swap."""
+    unit = f"{undo.PREFIX}{os.getpid()}-{re.sub(r'[^A-Za-z0-9_-]', '_', label)}"
+    manager = ("--user",) if user else ()
+    properties = ("-p", "MemoryAccounting=yes", "-p", f"MemoryMax={limit_bytes}", "-p", "MemorySwapMax=0")
+    return ("systemd-run", *manager, "--scope", "--quiet", "--collect", f"--unit={unit}", *properties, "--")
+
+
+def scope_of_process(pid: int) -> Scope:
+    """Return the v2 scope that a service manager has put ``pid`` in (``systemd_prefix``).
+
+    Raises:
+        HarnessError: the process is gone or is not in a scope of ours.
+    """
+    for mount in procfs.mounts():
+        if mount.kind == "cgroup2":
+            path = _group_of(pid, Path(mount.point), mount.root, "")
+            if path.name.startswith(undo.PREFIX):
+                hierarchy = _Hierarchy(2, Path(mount.point), path)
+                return ScopeV2(path, _ancestors(hierarchy, path), None, "")
+    raise HarnessError(f"process {pid} is not in a scope named {undo.PREFIX}*", "the scope that systemd-run made")
+
+
+def _bus_answers(*, user: bool) -> bool:
+    if shutil.which("systemd-run") is None or shutil.which("systemctl") is None:
+        return False
+    command = ["systemctl", *(["--user"] if user else []), "show", "--property=Version"]
+    try:
+        return subprocess.run(command, capture_output=True, timeout=5, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False

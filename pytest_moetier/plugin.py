@@ -1,0 +1,200 @@
+"""The pytest hooks and options of pytest-moetier, and nothing else; it imports nothing heavy."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from typing import Any
+
+import pytest
+
+from pytest_moetier import __version__, fixtures
+from pytest_moetier.verdicts import KNOWN, SESSION, VERDICT, session_of
+
+EXIT_INVALID = 10
+"""pytest's exit status when nothing failed but at least one run's accounting was not proved."""
+
+# name, default, metavar, help; the ini twin of --moetier-NAME is moetier_NAME.
+_OPTIONS = (
+    ("pool", "", "DIR", "folder of the expert pool (default: ~/.cache/pytest-moetier/pool)"),
+    ("capacity", "4.4%,8.8%,17.7%,30.9%", "LIST", "capacities, absolute (64GB) or shares of the pool (5%%)"),
+    ("mechanism", "cgroup,balloon,memboot", "LIST", "how capacity is enforced: cgroup, balloon, memboot"),
+    ("mglru", "host", "host|on|off|both", "MGLRU: leave as it is, set on, set off, or both"),
+    ("rounds", "3", "N", "repetitions of every cell"),
+    ("seed", "", "N", "seed of the random order of cells (default: from the clock, and shown)"),
+    ("iterations", "", "N", "engine iterations a pass (default: 100 synthetic, the whole of a trace file)"),
+    ("threads", "", "N", "reader threads (default: the host's CPUs, 2 to 8)"),
+    ("reserve", "1GiB", "SIZE", "available memory that a balloon never takes from the host"),
+    ("stamps", "full", "full|ends|none", "how many page stamps of every read expert are verified"),
+    ("refuted", "fail", "fail|report", "whether a refuted bound fails the test or is only shown"),
+    ("profile", "", "NAME|FILE", "bounds and known refutations of a host (gh200, or a file of --moetier-learn)"),
+    ("learn", "", "FILE", "write a profile of this host from the proved runs of this session"),
+    ("json", "", "FILE", "write every verdict, with bounds, metrics and proofs"),
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--moetier-*`` and their ini twins."""
+    group = parser.getgroup("moetier", "pytest-moetier: who should own the expert cache?")
+    for name, default, metavar, text in _OPTIONS:
+        shown = f" (default: {default.replace('%', '%%')})" if default and "default" not in text else ""
+        group.addoption(f"--moetier-{name}", metavar=metavar, default=None, help=text + shown)
+        parser.addini(f"moetier_{name}", help=text.replace("%%", "%"), default=default)
+    text = "router trace to replay, DOMAIN=FILE or FILE, repeatable (default: a seeded synthetic trace)"
+    group.addoption("--moetier-trace", action="append", metavar="[DOMAIN=]FILE", default=None, help=text)
+    parser.addini("moetier_trace", type="args", help=text, default=[])
+    text = "compare this session's metrics with the latest stored session"
+    group.addoption("--moetier-compare", action="store_true", default=None, help=text)
+    parser.addini("moetier_compare", type="bool", help=text, default=False)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Register markers and fixtures; refuse options that cannot be used before anything runs."""
+    config.addinivalue_line(
+        "markers", "moetier(capacity=..., mechanism=..., mglru=..., mode=..., finding=...): vary the test's cell here"
+    )
+    config.addinivalue_line("markers", "cell(mechanism=..., capacity=..., mglru=...): set on every cell, for -m")
+    config.pluginmanager.register(fixtures, "moetier-fixtures")
+    active = config.pluginmanager.hasplugin("benchmark")
+    config.pluginmanager.register(
+        fixtures.WithBenchmark() if active else fixtures.WithoutBenchmark(), "moetier-benchmark"
+    )
+    if any(name.startswith("moetier_") and value is not None for name, value in vars(config.option).items()):
+        from pytest_moetier.settings import read_options  # noqa: PLC0415
+
+        read_options(config)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Parametrise ``moetier_cell`` from the options and the ``moetier`` marker alone: no hardware is touched."""
+    if "moetier_cell" not in metafunc.fixturenames:
+        return
+    from pytest_moetier.settings import cells_for  # noqa: PLC0415
+
+    cells = cells_for(metafunc.config, metafunc.definition)
+    params = [pytest.param(cell, id=cell.id, marks=_cell_marks(cell)) for cell in cells]
+    metafunc.parametrize("moetier_cell", params, indirect=True)
+
+
+def _cell_marks(cell: Any) -> list[pytest.MarkDecorator]:  # noqa: ANN401 - cell.Cell, not imported for every project
+    return [
+        pytest.mark.cell(
+            finding=cell.finding,
+            capacity=cell.capacity.text,
+            mechanism=cell.mechanism,
+            mglru=cell.mglru,
+            mode=cell.mode,
+            prefetch=cell.prefetch,
+            kernel=cell.kernel,
+        )
+    ]
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Run findings over several cells last, and give every cell the clock of its recorded durations."""
+    ours = [item for item in items if _fixtures(item) & {"moetier_cell", "moetier_curve"}]
+    if not ours:
+        return
+    if hasattr(config, "workerinput"):
+        raise pytest.UsageError(
+            "measurements cannot share the host: bench/ with -n (pytest-xdist) would measure the other workers."
+            " Run it without -n, or with -p no:xdist."
+        )
+    items.sort(key=lambda item: "moetier_curve" in _fixtures(item))
+    if config.pluginmanager.hasplugin("benchmark") and not config.option.collectonly:
+        for item in ours:
+            if "moetier_cell" in _fixtures(item):
+                group = f"moetier: {getattr(item, 'originalname', item.name)}"
+                item.add_marker(pytest.mark.benchmark(timer=session_of(config).clock, group=group))
+
+
+def _fixtures(item: pytest.Item) -> set[str]:
+    return set(getattr(item, "fixturenames", ()))
+
+
+def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
+    """Say what this session measures on: only when it measures at all."""
+    if config.option.collectonly or not any("moetier_cell" in _fixtures(item) for item in items):
+        return []
+    from pytest_moetier.report import header_lines  # noqa: PLC0415
+
+    return header_lines(__version__, session_of(config))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(
+    item: pytest.Item, call: pytest.CallInfo[None]
+) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Give verdicts their place in pytest's terms."""
+    report = yield
+    if SESSION in item.config.stash and not _fixtures(item).isdisjoint({"moetier_cell", "moetier_curve"}):
+        from pytest_moetier.settings import option  # noqa: PLC0415
+
+        _translate(item, call, report, refuted_fails=option(item.config, "refuted") == "fail")
+    return report
+
+
+def _translate(
+    item: pytest.Item, call: pytest.CallInfo[None], report: pytest.TestReport, *, refuted_fails: bool
+) -> None:
+    from pytest_moetier.errors import AccountingError  # noqa: PLC0415
+
+    verdict = item.stash.get(VERDICT, None)
+    if call.excinfo is not None and call.excinfo.errisinstance(AccountingError):
+        verdict = "invalid"
+        session = session_of(item.config)
+        session.verdict(item, item.callspec.params.get("moetier_cell"), verdict, [], str(call.excinfo.value))  # type: ignore[attr-defined]
+        report.longrepr = f"INVALID: {call.excinfo.value}"
+    if verdict is None or (call.when != "call" and verdict != "invalid"):
+        return
+    report.user_properties.append(("moetier.verdict", verdict))
+    known = item.stash.get(KNOWN, None)
+    if known and verdict == "refuted":
+        report.outcome, report.wasxfail = "skipped", known
+    elif known and verdict == "supported" and report.passed:
+        report.wasxfail = known
+    elif verdict == "refuted" and report.failed and not refuted_fails:
+        report.outcome = "passed"
+
+
+def pytest_report_teststatus(report: Any) -> tuple[str, str, str | tuple[str, dict[str, bool]]] | None:  # noqa: ANN401
+    """Count INVALID apart, and show a refutation that does not fail the session as what it is."""
+    verdict = dict(getattr(report, "user_properties", ())).get("moetier.verdict")
+    if report.when == "teardown" or hasattr(report, "wasxfail"):
+        return None
+    if verdict == "invalid":
+        return "invalid", "I", ("INVALID", {"red": True, "bold": True})
+    if verdict == "refuted" and report.passed and report.when == "call":
+        return "refuted", "R", ("REFUTED", {"yellow": True})
+    return None
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Give the host back, write what was asked for, and set the exit status of a session with unproved runs."""
+    if SESSION not in session.config.stash:
+        return
+    ours = session.config.stash[SESSION]
+    ours.campaign.close()
+    if hasattr(session.config, "workerinput"):
+        return
+    from pytest_moetier.report import write_files  # noqa: PLC0415
+
+    write_files(ours)
+    invalid = sum(one.verdict == "invalid" for one in ours.records.values())
+    if invalid and session.testsfailed == invalid:
+        session.exitstatus = EXIT_INVALID
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:  # noqa: ANN401
+    """Print the finding's table, one line per refuted or invalid cell, and the comparison that was asked for."""
+    if SESSION in config.stash and config.stash[SESSION].records:
+        from pytest_moetier.report import terminal_summary  # noqa: PLC0415
+
+        terminal_summary(terminalreporter, config.stash[SESSION])
+
+
+def pytest_unconfigure(config: pytest.Config) -> None:
+    """Give the host back even when the session ended early."""
+    if SESSION in config.stash:
+        config.stash[SESSION].campaign.close()

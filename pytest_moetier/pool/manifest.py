@@ -1,0 +1,308 @@
+"""The manifest of a pool: (layer, expert) -> where its bytes are, kept as ``manifest.yaml`` in the pool's folder.
+
+The file is read by ``yaml.safe_load`` and every field is checked: type, range, and that its paths stay in the folder.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import accumulate, pairwise
+from pathlib import Path, PurePosixPath
+
+import yaml
+
+from pytest_moetier.errors import InputError
+from pytest_moetier.pool.private import write_private
+from pytest_moetier.units import PAGE_BYTES
+
+MANIFEST_NAME = "manifest.yaml"
+IMAGE_NAME = "pool.img"
+FORMAT = "moetier-pool"
+FORMAT_VERSION = 1
+LAYOUTS = ("file_per_expert", "one_file")
+STORES = ("image", "plain")
+
+_MAX_COUNT = 1 << 16
+_MAX_EXPERT_BYTES = 1 << 40
+_MAX_MANIFEST_BYTES = 16 << 20
+_POOL_ID = re.compile(r"0x[0-9a-f]{16}")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_RECREATE = "create the pool again with `moetier pool create`"
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """A run of bytes of one file: ``offset`` and ``length`` in bytes."""
+
+    file: int
+    offset: int
+    length: int
+
+
+@dataclass(frozen=True, slots=True)
+class PoolFile:
+    """A file of the pool, relative to its root."""
+
+    path: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a pool holds and where.
+
+    Attributes:
+        name: the user's name for it.
+        profile: the model whose shape it has.
+        pool_id: 64 bits that every page of the pool repeats.
+        layers: layer numbers, ascending.
+        experts: experts per layer (E).
+        k: experts chosen per layer and pass.
+        expert_bytes: bytes of one expert, per layer of ``layers``.
+        layout: ``file_per_expert`` (read-ahead stops at each expert's end) or ``one_file``.
+        store: ``image`` (an ext4 image, for its own loop device) or ``plain`` (files of the folder's own file system).
+        folder: where the expert files are, relative to the pool's root.
+        stamped: every page carries its own address (``pages``).
+        synthetic: the bytes are made up.
+    """
+
+    name: str
+    profile: str
+    pool_id: int
+    layers: tuple[int, ...]
+    experts: int
+    k: int
+    expert_bytes: tuple[int, ...]
+    layout: str = "file_per_expert"
+    store: str = "plain"
+    folder: str = "experts"
+    stamped: bool = True
+    synthetic: bool = True
+    format_version: int = FORMAT_VERSION
+
+    @cached_property
+    def files(self) -> tuple[PoolFile, ...]:
+        """Every file of the pool, in (layer, expert) order."""
+        if self.layout == "one_file":
+            return (PoolFile(f"{self.folder}/experts.bin", self.total_bytes),)
+        sized = zip(self.layers, self.expert_bytes, strict=True)
+        return tuple(
+            PoolFile(f"{self.folder}/{layer:03d}/{expert:04d}", size)
+            for layer, size in sized
+            for expert in range(self.experts)
+        )
+
+    @cached_property
+    def _layer_index(self) -> dict[int, int]:
+        return {layer: index for index, layer in enumerate(self.layers)}
+
+    @cached_property
+    def _layer_start(self) -> tuple[int, ...]:
+        """First byte of each layer in the order of all experts."""
+        return (0, *accumulate(size * self.experts for size in self.expert_bytes))
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all experts."""
+        return self._layer_start[-1]
+
+    @property
+    def n_experts(self) -> int:
+        """Experts of all layers together."""
+        return len(self.layers) * self.experts
+
+    @property
+    def iteration_bytes(self) -> int:
+        """Bytes that one plain iteration reads: k experts of every layer."""
+        return self.k * sum(self.expert_bytes)
+
+    def index(self, layer: int, expert: int) -> int:
+        """Return the place of (layer, expert) in the order of all experts.
+
+        Raises:
+            InputError: the pool has no such layer or expert.
+        """
+        at = self._layer_index.get(layer)
+        if at is None:
+            raise InputError(f"the pool has no layer {layer}", f"one of {self.layers[0]} to {self.layers[-1]}")
+        if not 0 <= expert < self.experts:
+            raise InputError(f"the pool has no expert {expert}", f"0 to {self.experts - 1}")
+        return at * self.experts + expert
+
+    def size_of(self, layer: int) -> int:
+        """Return the bytes of one expert of ``layer``."""
+        return self.expert_bytes[self.index(layer, 0) // self.experts]
+
+    def extents(self, layer: int, expert: int) -> tuple[Extent, ...]:
+        """Return where the bytes of (layer, expert) are, in order; ``file`` indexes ``files``.
+
+        Raises:
+            InputError: the pool has no such layer or expert.
+        """
+        index = self.index(layer, expert)
+        size = self.expert_bytes[index // self.experts]
+        if self.layout == "one_file":
+            return (Extent(0, self._layer_start[index // self.experts] + expert * size, size),)
+        return (Extent(index, 0, size),)
+
+    def save(self, folder: Path) -> Path:
+        """Write ``folder/manifest.yaml`` (whole or not at all, mode 0600) and return its path."""
+        sizes = set(self.expert_bytes)
+        content = {
+            "format": FORMAT,
+            "format_version": self.format_version,
+            "name": self.name,
+            "profile": self.profile,
+            "pool_id": f"0x{self.pool_id:016x}",
+            "layers": list(self.layers),
+            "experts": self.experts,
+            "k": self.k,
+            "expert_bytes": self.expert_bytes[0] if len(sizes) == 1 else list(self.expert_bytes),
+            "layout": self.layout,
+            "store": self.store,
+            "folder": self.folder,
+            "stamped": self.stamped,
+            "synthetic": self.synthetic,
+        }
+        path = folder / MANIFEST_NAME
+        write_private(path, [yaml.safe_dump(content, sort_keys=False, width=110).encode()])
+        return path
+
+
+class _Fields:
+    """The fields of a manifest file, each taken with its check; a message names file and field, and what was seen."""
+
+    def __init__(self, path: Path, content: object) -> None:
+        self._path = path
+        if not isinstance(content, Mapping):
+            raise InputError(f"{path} holds {type(content).__name__}", "a YAML mapping of a pool's fields", _RECREATE)
+        self._content = content
+
+    def refuse(self, name: str, expected: str) -> InputError:
+        seen = repr(self._content.get(name))
+        seen = seen if len(seen) <= 60 else seen[:57] + "..."
+        return InputError(f"{self._path}: {name} is {seen}", expected, _RECREATE)
+
+    def take(self, name: str) -> object:
+        if name not in self._content:
+            raise InputError(f"{self._path} has no field {name!r}", "every field of a pool's manifest", _RECREATE)
+        return self._content[name]
+
+    def integer(self, name: str, low: int, high: int) -> int:
+        value = self.take(name)
+        if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+            raise self.refuse(name, f"an integer from {low} to {high}")
+        return value
+
+    def integers(self, name: str, low: int, high: int) -> tuple[int, ...]:
+        value = self.take(name)
+        expected = f"a list of integers from {low} to {high}"
+        if not isinstance(value, list) or not value:
+            raise self.refuse(name, expected)
+        if any(isinstance(one, bool) or not isinstance(one, int) or not low <= one <= high for one in value):
+            raise self.refuse(name, expected)
+        return tuple(value)
+
+    def word(self, name: str, known: tuple[str, ...]) -> str:
+        value = self.take(name)
+        if value not in known:
+            raise self.refuse(name, "one of " + ", ".join(known))
+        return str(value)
+
+    def text(self, name: str, pattern: re.Pattern[str], expected: str) -> str:
+        value = self.take(name)
+        if not isinstance(value, str) or not pattern.fullmatch(value):
+            raise self.refuse(name, expected)
+        return value
+
+    def flag(self, name: str) -> bool:
+        value = self.take(name)
+        if not isinstance(value, bool):
+            raise self.refuse(name, "true or false")
+        return value
+
+    def relative(self, name: str) -> str:
+        value = self.take(name)
+        if not isinstance(value, str) or not is_inside(value):
+            raise self.refuse(name, "a relative path inside the pool's folder, without '..'")
+        return value
+
+
+def is_inside(path: str) -> bool:
+    """Return whether a path is relative and names nothing outside the folder it is relative to (links aside)."""
+    parts = path.split("/")
+    return (
+        bool(path) and "\0" not in path and not PurePosixPath(path).is_absolute() and not {"", ".", ".."} & set(parts)
+    )
+
+
+def _sizes(fields: _Fields, layers: int) -> tuple[int, ...]:
+    value = fields.take("expert_bytes")
+    if isinstance(value, list):
+        sizes = fields.integers("expert_bytes", PAGE_BYTES, _MAX_EXPERT_BYTES)
+    else:
+        sizes = (fields.integer("expert_bytes", PAGE_BYTES, _MAX_EXPERT_BYTES),) * layers
+    if len(sizes) != layers:
+        raise fields.refuse("expert_bytes", f"one size, or one for each of the {layers} layers")
+    if any(size % PAGE_BYTES for size in sizes):
+        raise fields.refuse("expert_bytes", f"multiples of {PAGE_BYTES} bytes")
+    return sizes
+
+
+def parse_manifest(content: object, path: Path) -> Manifest:
+    """Return the manifest that ``content``, as ``yaml.safe_load`` gives it, describes; ``path`` is for messages.
+
+    Raises:
+        InputError: a field is missing, of the wrong type, out of range, or a path leaves the pool's folder.
+    """
+    fields = _Fields(path, content)
+    fields.word("format", (FORMAT,))
+    version = fields.integer("format_version", FORMAT_VERSION, FORMAT_VERSION)
+    layers = fields.integers("layers", 0, _MAX_COUNT - 1)
+    if any(after <= before for before, after in pairwise(layers)):
+        raise fields.refuse("layers", "ascending layer numbers, each once")
+    experts = fields.integer("experts", 1, _MAX_COUNT)
+    return Manifest(
+        name=fields.text("name", _NAME, "letters, digits, '.', '_' and '-'"),
+        profile=fields.text("profile", _NAME, "letters, digits, '.', '_' and '-'"),
+        pool_id=int(fields.text("pool_id", _POOL_ID, "0x and 16 hex digits in quotes"), 16),
+        layers=layers,
+        experts=experts,
+        k=fields.integer("k", 1, experts),
+        expert_bytes=_sizes(fields, len(layers)),
+        layout=fields.word("layout", LAYOUTS),
+        store=fields.word("store", STORES),
+        folder=fields.relative("folder"),
+        stamped=fields.flag("stamped"),
+        synthetic=fields.flag("synthetic"),
+        format_version=version,
+    )
+
+
+def load_manifest(path: Path) -> Manifest:
+    """Return the manifest in the pool folder ``path`` (or in the manifest file ``path``).
+
+    Raises:
+        InputError: there is none, or it is not one; the message names the field.
+    """
+    file = path / MANIFEST_NAME if path.is_dir() else path
+    if not file.is_file():
+        raise InputError(
+            f"no pool at {path}: {file.name} is missing", "a folder made by `moetier pool create`", _CREATE
+        )
+    if file.stat().st_size > _MAX_MANIFEST_BYTES:
+        raise InputError(f"{file} has {file.stat().st_size} bytes", f"a manifest of at most {_MAX_MANIFEST_BYTES}")
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        first = " ".join(str(error).split())[:160]
+        raise InputError(f"{file} is not YAML: {first}", "a pool's manifest", _RECREATE) from error
+    except OSError as error:
+        raise InputError(f"{file}: {error.strerror}", "a manifest that may be read") from error
+    return parse_manifest(content, file)
+
+
+_CREATE = "run `moetier pool create default PATH`; an unfinished pool is continued by the same command"

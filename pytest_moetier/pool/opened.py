@@ -1,0 +1,129 @@
+"""Open a pool for a run: its image, read-only on a loop device of its own, or its folder as it is (paper section 4)."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from pytest_moetier.errors import HarnessError, InputError
+from pytest_moetier.host import blockdev, loopdev, residency
+from pytest_moetier.host.blockdev import BlockDevice
+from pytest_moetier.host.loopdev import LoopDevice
+from pytest_moetier.host.restore import Journal
+from pytest_moetier.pool.check import file_faults
+from pytest_moetier.pool.manifest import IMAGE_NAME, Manifest, load_manifest
+from pytest_moetier.units import format_bytes
+
+_DROP_ATTEMPTS = 3
+_DROP_TOLERANCE_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class OpenPool:
+    """A pool whose files can be read now.
+
+    Attributes:
+        path: the pool's folder.
+        manifest: what is in it.
+        root: what the manifest's paths are relative to; valid in children that inherit ``pass_fds``.
+        pass_fds: descriptors that a child must inherit for ``root`` to be valid there.
+        devices: the block devices whose sectors count, each once.
+        loop: the loop device of an image, else None.
+        image: the image file, else None.
+    """
+
+    path: Path
+    manifest: Manifest
+    root: Path
+    pass_fds: tuple[int, ...]
+    devices: tuple[BlockDevice, ...]
+    loop: LoopDevice | None
+    image: Path | None
+
+    def resident_bytes(self) -> int | None:
+        """Return the bytes of the pool's files in the page cache; None where no probe tells the truth."""
+        total = 0
+        for file in self.manifest.files:
+            found = residency.resident_bytes(self.root / file.path)
+            if found is None:
+                return None
+            total += found
+        return total
+
+    def drop_cache(self) -> int | None:
+        """Drop the pool's pages, whole files at a time, and return the bytes still resident; None where unobservable.
+
+        Raises:
+            HarnessError: more than 1 MiB and 0.1% of the pool stays resident: something holds it.
+        """
+        allowed = max(_DROP_TOLERANCE_BYTES, self.manifest.total_bytes // 1000)
+        left: int | None = 0
+        for _ in range(_DROP_ATTEMPTS):
+            left = self._drop_once()
+            if left is None or left <= allowed:
+                return left
+        raise HarnessError(
+            f"{format_bytes(left or 0)} of the pool stays in the page cache after dropping it",
+            f"at most {format_bytes(allowed)}",
+            f"end the processes that map or read {self.path}",
+        )
+
+    def _drop_once(self) -> int | None:
+        found = [residency.drop_file(self.root / file.path) for file in self.manifest.files]
+        known = [one for one in found if one is not None]
+        return sum(known) if len(known) == len(found) else None
+
+
+def _plain_file(path: Path) -> Path:
+    try:
+        kind = path.lstat().st_mode
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", "the pool's image", "run `moetier pool create` again") from error
+    if not stat.S_ISREG(kind):
+        raise InputError(f"{path} is no plain file", "the pool's image itself: nothing of a pool may lead out of it")
+    return path
+
+
+def _refuse_faults(root: Path, manifest: Manifest, path: Path) -> None:
+    fault = next(file_faults(root, manifest), None)
+    if fault is not None:
+        raise InputError(f"pool {path}: {fault}", "the files of its manifest", f"see `moetier pool check {path}`")
+
+
+@contextmanager
+def open_pool(
+    path: Path, journal: Journal | None = None, *, read_ahead_kb: int | None = None, check_files: bool = True
+) -> Iterator[OpenPool]:
+    """Open the pool in the folder ``path``, read-only, for the length of the block.
+
+    Args:
+        path: a folder made by ``moetier pool create``.
+        journal: where changes to the host are recorded before they are made.
+        read_ahead_kb: of an image's loop device, in KiB; None leaves the kernel's default.
+        check_files: refuse a pool with a missing or short file.
+
+    Raises:
+        InputError: no pool there, or a file of it is missing, short, or a link.
+        UnsupportedHostError: no block device below it (tmpfs), or an image and no root or loop devices.
+    """
+    folder = Path(os.path.abspath(path))  # noqa: PTH100  (resolve would follow the user's own links: kept as given)
+    manifest = load_manifest(folder)
+    with ExitStack() as stack:
+        root, loop, image = folder, None, None
+        fds: tuple[int, ...] = ()
+        if manifest.store == "image":
+            image = _plain_file(folder / IMAGE_NAME)
+            loop = stack.enter_context(
+                loopdev.attach(image, read_only=True, read_ahead_kb=read_ahead_kb, journal=journal)
+            )
+            mount = loopdev.mount_detached(loop, read_only=True)
+            stack.callback(os.close, mount)
+            root, fds = Path(f"/proc/self/fd/{mount}"), (mount,)
+        if check_files:
+            _refuse_faults(root, manifest, folder)
+        devices = blockdev.devices_of(fds[0] if fds else folder / manifest.folder)
+        yield OpenPool(folder, manifest, root, fds, devices, loop, image)

@@ -1,0 +1,474 @@
+"""Create a stamped synthetic pool: as an ext4 image for its own loop device, or as plain files.
+
+Writing goes past the page cache, so that creating a pool does not evict what the host works with. A record of what is
+safely there is kept in the pool's folder: a create that was killed, or that filled the disk, goes on where it was.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import shutil
+import stat
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from pytest_moetier.errors import HostBusyError, InputError, MoetierError, UnsupportedHostError
+from pytest_moetier.host import blockdev, loopdev, residency
+from pytest_moetier.pool.check import read_pages
+from pytest_moetier.pool.manifest import IMAGE_NAME, LAYOUTS, MANIFEST_NAME, STORES, Manifest, load_manifest
+from pytest_moetier.pool.pages import Pages
+from pytest_moetier.pool.private import write_private
+from pytest_moetier.pool.profiles import Shape
+from pytest_moetier.trace import splitmix
+from pytest_moetier.trace.splitmix import U64
+from pytest_moetier.units import PAGE_BYTES, format_bytes
+
+PROGRESS_NAME = "create.progress"
+Progress = Callable[[int, int], None]
+
+_CHUNK_BYTES = 8 << 20
+_BATCH_BYTES = 64 << 20
+_SYNC_BYTES = 256 << 20
+_WRITERS = 2
+_INODE_BYTES = 256
+_IMAGE_SPARE_BYTES = 32 << 20
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+_EXPERT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+_DIRECT = getattr(os, "O_DIRECT", 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """What ``create_pool`` did: bytes found finished from before, bytes written now, and the seconds it took."""
+
+    path: Path
+    manifest: Manifest
+    kept_bytes: int
+    written_bytes: int
+    seconds: float
+
+
+def choose_store(store: str) -> tuple[str, str]:
+    """Return the store that ``auto`` stands for on this host (else ``store`` itself), and why.
+
+    Raises:
+        UnsupportedHostError: an image was asked for and cannot be had.
+    """
+    lacking = loopdev.loop_support() or ("" if shutil.which("mkfs.ext4") else "no mkfs.ext4 on PATH")
+    if store == "plain":
+        return "plain", "as asked: its device counter includes what other processes read"
+    if store == "image" and lacking:
+        raise UnsupportedHostError(f"no image here: {lacking}", "root, loop devices and mkfs.ext4", "use --store plain")
+    if lacking:
+        return "plain", f"{lacking}: the device counter will include what other processes read"
+    return "image", "an ext4 image on its own loop device has an exact device counter"
+
+
+def plan_manifest(shape: Shape, *, layout: str, store: str, seed: int) -> Manifest:
+    """Return the manifest of the pool that ``shape`` and ``seed`` describe; equal arguments give equal bytes."""
+    if layout not in LAYOUTS or store not in STORES:
+        raise InputError(
+            f"layout {layout!r}, store {store!r}", f"one of {', '.join(LAYOUTS)}; one of {', '.join(STORES)}"
+        )
+    if not 0 <= seed < 1 << 64:
+        raise InputError(f"seed {seed}", "0 to 2^64 - 1")
+    parts = (seed, shape.experts, shape.k, *shape.expert_bytes)
+    return Manifest(
+        name=shape.name,
+        profile=shape.profile,
+        pool_id=splitmix.key(*parts),
+        layers=tuple(range(shape.layers)),
+        experts=shape.experts,
+        k=shape.k,
+        expert_bytes=shape.expert_bytes,
+        layout=layout,
+        store=store,
+    )
+
+
+def create_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
+    path: Path,
+    shape: Shape,
+    *,
+    layout: str = "file_per_expert",
+    store: str = "plain",
+    seed: int = 0,
+    progress: Progress | None = None,
+) -> Created:
+    """Create the pool in the folder ``path``, or finish one that was begun with the same arguments.
+
+    Args:
+        path: a folder, new or empty or with such a begun pool.
+        shape: its dimensions.
+        layout: ``file_per_expert`` or ``one_file``.
+        store: ``image`` or ``plain`` (resolve ``auto`` by ``choose_store``).
+        seed: of its bytes.
+        progress: called with (bytes done, bytes in all) as it goes.
+
+    Raises:
+        InputError: the folder holds something else, the device is too small or full (what is written is kept).
+        UnsupportedHostError: no block device below the folder, or no loop devices for an image.
+        HostBusyError: another create works on this folder.
+    """
+    manifest = plan_manifest(shape, layout=layout, store=store, seed=seed)
+    started = time.monotonic()
+    with _folder(path), _locked(path):
+        if (path / MANIFEST_NAME).exists():
+            _same(load_manifest(path), manifest, path)
+            return Created(path, manifest, manifest.total_bytes, 0, time.monotonic() - started)
+        blockdev.devices_of(path)  # refuses a tmpfs: reads that reach no device cannot be measured
+        record = _Progress.find(path, manifest)
+        with _store(path, manifest, record) as root:
+            kept, written = _write_all(root, manifest, record, progress or (lambda _done, _total: None))
+        if store == "image":
+            _refuse_sparse(path / IMAGE_NAME)
+        manifest.save(path)
+        record.remove()
+    return Created(path, manifest, kept, written, time.monotonic() - started)
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[None]:
+    """Make the folder, and leave no trace of it when nothing was begun in it."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"{path} is no folder", "a folder for the pool, or a path where one can be made")
+    new = not path.exists()
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{path} cannot be made: {error.strerror}", "a path that may be written to") from error
+    try:
+        yield
+    finally:
+        if new:
+            with suppress(OSError):
+                path.rmdir()
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise HostBusyError(
+                f"another `pool create` is at work in {path}", "one at a time", "wait for it"
+            ) from error
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _same(found: Manifest, wanted: Manifest, path: Path) -> None:
+    if found != wanted:
+        raise InputError(
+            f"{path} already holds the pool {found.name} ({len(found.layers)} x {found.experts} experts, "
+            f"{found.layout}, {found.store})",
+            "an empty folder, or the same pool",
+            "remove it or choose another path",
+        )
+
+
+@dataclass(slots=True)
+class _Progress:
+    """How many experts are safely on the device; None while the image is not ready for the first."""
+
+    path: Path
+    plan: str
+    done: int | None
+
+    @classmethod
+    def find(cls, folder: Path, manifest: Manifest) -> _Progress:
+        """Return the folder's record, or a new one for an empty folder."""
+        path = folder / PROGRESS_NAME
+        plan = hashlib.sha256(repr(manifest).encode()).hexdigest()
+        if not path.exists():
+            others = sorted(entry.name for entry in folder.iterdir() if not entry.name.startswith(f".{PROGRESS_NAME}."))
+            if others and others != ["lost+found"]:
+                raise InputError(
+                    f"{folder} is not empty ({others[0]})", "an empty folder for the pool", "choose another"
+                )
+            return cls(path, plan, None)
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            found, done = content["plan"], content["done"]
+        except (OSError, ValueError, TypeError, KeyError) as error:
+            raise InputError(f"{path} is not a record of progress", "an unfinished pool", f"remove {folder}") from error
+        if found != plan:
+            raise InputError(
+                f"{folder} holds an unfinished pool of another shape, layout, store or seed",
+                "the arguments it was begun with",
+                f"give them again, or remove {folder}",
+            )
+        known = isinstance(done, int) and 0 <= done <= manifest.n_experts
+        return cls(path, plan, done if known else None)
+
+    def save(self, done: int | None) -> None:
+        """Record that ``done`` experts are on the device."""
+        write_private(self.path, [json.dumps({"plan": self.plan, "done": done}).encode()])
+        self.done = done
+
+    def remove(self) -> None:
+        """Forget the record: the manifest now says that the pool is whole."""
+        self.path.unlink()
+
+
+def image_bytes(manifest: Manifest) -> int:
+    """Return the size of the image in bytes: the experts, 2% for block maps, an inode for each file, and a spare."""
+    size = manifest.total_bytes * 102 // 100 + _inodes(manifest) * _INODE_BYTES + _IMAGE_SPARE_BYTES
+    return -(-size // (1 << 20)) * (1 << 20)
+
+
+def _inodes(manifest: Manifest) -> int:
+    return len(manifest.files) + len(manifest.layers) + 1024
+
+
+def _check_space(folder: Path, needed: int, inodes: int) -> None:
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize
+    if free < needed:
+        raise InputError(
+            f"{folder} has {format_bytes(free)} free",
+            f"{format_bytes(needed)} for the rest of this pool",
+            "free some, or use --layers or --expert-bytes for a smaller pool",
+        )
+    if space.f_files and space.f_favail < inodes:
+        raise InputError(f"{folder} has {space.f_favail} free inodes", f"{inodes}", "use --layout one_file")
+
+
+@contextmanager
+def _store(folder: Path, manifest: Manifest, record: _Progress) -> Iterator[Path]:
+    """Yield the root under which experts are written; at the end everything is on the device."""
+    if manifest.store == "plain":
+        _check_space(folder, manifest.total_bytes - _written(manifest, record.done or 0), _inodes(manifest))
+        if record.done is None:
+            record.save(0)
+        yield folder
+        return
+    image = folder / IMAGE_NAME
+    if record.done is None:
+        _make_image(image, manifest, record)
+    else:
+        _repair(image)
+    with loopdev.attach(image, read_only=False) as loop:
+        mount = loopdev.mount_detached(loop, read_only=False)
+        try:
+            if record.done is None:
+                record.save(0)
+            yield Path(f"/proc/self/fd/{mount}")
+        finally:
+            os.close(mount)
+
+
+def _written(manifest: Manifest, done: int) -> int:
+    layer, expert = divmod(done, manifest.experts)
+    partial = manifest.expert_bytes[layer] * expert if expert else 0
+    return manifest.experts * sum(manifest.expert_bytes[:layer]) + partial
+
+
+def _make_image(image: Path, manifest: Manifest, record: _Progress) -> None:
+    image.unlink(missing_ok=True)
+    size = image_bytes(manifest)
+    _check_space(image.parent, size, 8)
+    record.save(None)
+    descriptor = os.open(image, _EXPERT_FLAGS | os.O_EXCL, 0o600)
+    try:
+        os.posix_fallocate(descriptor, 0, size)
+    except OSError as error:
+        image.unlink()
+        record.remove()
+        raise _disk_error(error, image.parent, 0, manifest) from error
+    finally:
+        os.close(descriptor)
+    # no journal: nothing is written after creation. nodiscard: a discard would punch the file's blocks out again
+    features = ["-O", "^has_journal,^resize_inode", "-E", "lazy_itable_init=0,nodiscard", "-m", "0"]
+    count = ["-N", str(_inodes(manifest)), "-b", str(PAGE_BYTES), "-I", str(_INODE_BYTES), "-L", "moetier"]
+    _tool(["mkfs.ext4", "-q", "-F", *features, *count, str(image)], (0,))
+
+
+def _repair(image: Path) -> None:
+    if not image.is_file() or image.is_symlink():
+        raise InputError(f"{image} is missing", "the image of an unfinished pool", f"remove {image.parent}")
+    # A killed create leaves a clean file system (the kernel unmounts it); a power cut may leave counts to be mended.
+    _tool(["e2fsck", "-f", "-p", str(image)], (0, 1))
+
+
+def _tool(command: list[str], good: tuple[int, ...]) -> None:
+    try:
+        result = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError as error:
+        raise UnsupportedHostError(f"{command[0]}: {error.strerror}", "e2fsprogs", "install e2fsprogs") from error
+    if result.returncode not in good:
+        said = " ".join((result.stderr or result.stdout).split())[-300:]
+        raise InputError(
+            f"{command[0]} ended with {result.returncode}: {said}", f"{command[0]} to work on {command[-1]}"
+        )
+
+
+def _refuse_sparse(image: Path) -> None:
+    found = image.stat()
+    if found.st_blocks * 512 < found.st_size:
+        raise InputError(
+            f"{image} occupies {format_bytes(found.st_blocks * 512)} of its {format_bytes(found.st_size)}",
+            "an image that is not sparse: reading holes is not reading a device",
+            "use a file system without compression",
+        )
+
+
+def _disk_error(error: OSError, folder: Path, done_bytes: int, manifest: Manifest) -> MoetierError:
+    total = format_bytes(manifest.total_bytes)
+    if error.errno in _FULL:
+        return InputError(
+            f"the device of {folder} is full after {format_bytes(done_bytes)} of {total}",
+            f"room for {total}",
+            "free some and run the same command again: it continues from there",
+        )
+    return InputError(
+        f"writing the pool in {folder}: {error.strerror} after {format_bytes(done_bytes)}", "a sound device"
+    )
+
+
+class _Writer:
+    """Writes experts below ``root``, each thread from its own page-aligned buffer."""
+
+    def __init__(self, root: Path, manifest: Manifest) -> None:
+        self._root = root
+        self._manifest = manifest
+        self._pages = Pages(manifest.pool_id)
+        self._buffers = threading.local()
+        self._shared: int | None = None
+        if manifest.layout == "one_file":
+            self._make(root / manifest.folder)
+            self._shared = self._open(root / manifest.files[0].path)
+            os.posix_fallocate(self._shared, 0, manifest.total_bytes)
+        else:
+            for layer in manifest.layers:
+                self._make(root / manifest.folder)
+                self._make(root / manifest.folder / f"{layer:03d}")
+
+    @staticmethod
+    def _make(folder: Path) -> None:
+        with suppress(FileExistsError):
+            folder.mkdir(mode=0o755)
+        if not stat.S_ISDIR(folder.lstat().st_mode):
+            raise InputError(f"{folder} is no folder", "a folder of the pool's own", "choose an empty path")
+
+    @staticmethod
+    def _open(path: Path, extra: int = 0) -> int:
+        try:
+            return os.open(path, _EXPERT_FLAGS | _DIRECT | extra, 0o644)
+        except OSError as error:
+            if error.errno != errno.EINVAL:
+                raise
+            return os.open(path, _EXPERT_FLAGS | extra, 0o644)  # a file system without direct I/O
+
+    def close(self) -> None:
+        """Close the shared file."""
+        if self._shared is not None:
+            os.close(self._shared)
+
+    def _buffer(self) -> U64:
+        if not hasattr(self._buffers, "words"):
+            size = min(_CHUNK_BYTES, max(self._manifest.expert_bytes))
+            self._buffers.words = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint64)  # mmap: aligned for direct I/O
+        return self._buffers.words  # type: ignore[no-any-return]
+
+    def write(self, index: int) -> None:
+        """Write the expert at place ``index``."""
+        at, expert = divmod(index, self._manifest.experts)
+        layer = self._manifest.layers[at]
+        (extent,) = self._manifest.extents(layer, expert)
+        if self._shared is not None:
+            self._fill(self._shared, extent.offset, layer, expert, extent.length)
+            return
+        descriptor = self._open(self._root / self._manifest.files[extent.file].path, os.O_TRUNC)
+        try:
+            self._fill(descriptor, 0, layer, expert, extent.length)
+            if not _DIRECT or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & _DIRECT:
+                os.fdatasync(descriptor)
+                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+    def _fill(self, descriptor: int, offset: int, layer: int, expert: int, size: int) -> None:
+        buffer = self._buffer()
+        for start in range(0, size, buffer.nbytes):
+            part = buffer[: min(buffer.nbytes, size - start) // 8]
+            self._pages.fill(part, layer, expert, start // PAGE_BYTES)
+            data: memoryview = part.view(np.uint8).data
+            done = 0
+            while done < len(data):
+                done += os.pwrite(descriptor, data[done:], offset + start + done)
+
+
+def _last_sound(root: Path, manifest: Manifest, done: int) -> int:
+    """Return how many experts really are there: the record's number, less those at its end that do not verify."""
+    pages = Pages(manifest.pool_id)
+    while done:
+        at, expert = divmod(done - 1, manifest.experts)
+        layer = manifest.layers[at]
+        (extent,) = manifest.extents(layer, expert)
+        try:
+            data = read_pages(root / manifest.files[extent.file].path, extent.offset, extent.length)
+        except OSError:
+            data = np.empty(0, dtype=np.uint64)
+        if data.nbytes == extent.length and pages.verify(data, layer, expert) is None:
+            break
+        done -= 1
+    return done
+
+
+def _sync(root: Path) -> None:
+    """Write the root's file system out: os.sync would wait for every device of the host."""
+    descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        if residency.libc().syncfs(descriptor) != 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+    finally:
+        os.close(descriptor)
+
+
+def _write_all(root: Path, manifest: Manifest, record: _Progress, progress: Progress) -> tuple[int, int]:
+    """Write what is missing; return (bytes kept, bytes written)."""
+    first = _last_sound(root, manifest, record.done or 0)
+    kept, total = _written(manifest, first), manifest.total_bytes
+    done, synced = first, kept
+    progress(kept, total)
+    writer: _Writer | None = None
+    try:
+        writer = _Writer(root, manifest)
+        with ThreadPoolExecutor(_WRITERS) as pool:
+            while done < manifest.n_experts:
+                batch = max(_WRITERS, _BATCH_BYTES // manifest.expert_bytes[done // manifest.experts])
+                until = min(done + batch, manifest.n_experts)
+                list(pool.map(writer.write, range(done, until)))
+                done = until
+                if _written(manifest, done) - synced >= _SYNC_BYTES or done == manifest.n_experts:
+                    _sync(root)
+                    record.save(done)
+                    synced = _written(manifest, done)
+                progress(_written(manifest, done), total)
+    except OSError as error:
+        with suppress(MoetierError):  # the record itself may not fit any more; the last one still stands
+            record.save(done)
+        raise _disk_error(error, record.path.parent, _written(manifest, done), manifest) from error
+    finally:
+        if writer is not None:
+            writer.close()
+    return kept, total - kept

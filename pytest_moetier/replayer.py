@@ -1,0 +1,396 @@
+"""Driving ``moetier-replay``: its command line, its JSON lines as typed records, and its end (paper section 4, method).
+
+The native process does the timing and the capturing; nothing here is on the measured path. The same lines come back
+from a machine without Python, so everything after this module is one implementation for every lane.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import selectors
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Any, Self
+
+import orjson
+
+from pytest_moetier.errors import AccountingError, HarnessError, InputError, UnsupportedHostError
+from pytest_moetier.host.snapshot import Capture
+from pytest_moetier.native import executable
+
+SILENCE_SECONDS = 180.0
+"""A replayer that says nothing for this long is taken for hung; one iteration never takes that long."""
+
+_POLL_SECONDS = 0.5
+_EXIT_USAGE = 2
+_EXIT_UNSUPPORTED = 77
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """What the replayer says of itself before it reads anything."""
+
+    version: str
+    pid: int
+    threads: int
+    destinations: int
+    destination_bytes: int
+    copy: str
+    residency_probe: str
+    probe_note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Iteration:
+    """One engine iteration: wall in seconds of CLOCK_MONOTONIC, bytes delivered, bytes that the devices read for it."""
+
+    index: int
+    wall_seconds: float
+    bytes: int
+    accesses: int
+    hit_bytes: int | None
+    device_read_bytes: int | None
+    process_read_bytes: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Residency:
+    """Bytes of the pool that were in the page cache at one moment (``at``: entry, sample or exit)."""
+
+    at: str
+    iteration: int
+    resident_bytes: int
+    pool_bytes: int
+    cost_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Pass:
+    """One pass over the plan, as the replayer reported it; ``captures`` are raw, at loop entry and exit."""
+
+    name: str
+    iterations: tuple[Iteration, ...]
+    residencies: tuple[Residency, ...]
+    entry: Capture
+    exit: Capture
+    inflight_zero: bool
+    wall_seconds: float
+    elapsed_seconds: float
+    bookkeeping_seconds: float
+    bytes: int
+    accesses: int
+    stamps_checked: int
+    hit_bytes: int | None
+    hit_accesses: int | None
+    partial: bool
+
+    @property
+    def seconds_per_iteration(self) -> float:
+        """Mean wall seconds of an iteration."""
+        return self.wall_seconds / len(self.iterations)
+
+    def residency_at(self, at: str) -> int | None:
+        """Return the pool's resident bytes at ``entry`` or ``exit``, or None when they were not observed."""
+        return next((one.resident_bytes for one in self.residencies if one.at == at), None)
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOutput:
+    """Everything that one replayer process reported."""
+
+    start: Start
+    rss_anon_bytes: int
+    passes: tuple[Pass, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ReplayOptions:
+    """How a plan is replayed.
+
+    Attributes:
+        mode: where a hit's bytes come from.
+        threads: reader threads.
+        passes: names of the passes, in order, all in one process.
+        destinations: page-aligned buffers, one copy per access into them.
+        stamps: ``full``, ``ends`` or ``none``.
+        hits: ``none``, ``cachestat``, ``mincore`` or ``auto``.
+        residency_samples: whole-pool residency samples inside each pass.
+        captures: files captured raw at entry and exit of each pass.
+        device_stats: block-device ``stat`` files read at each iteration.
+        inflight: block-device ``inflight`` files waited for before a capture.
+    """
+
+    mode: str = "page_cache"
+    threads: int = 2
+    passes: tuple[str, ...] = ("warm", "measured")
+    destinations: int = 64
+    stamps: str = "full"
+    hits: str = "auto"
+    hits_passes: tuple[str, ...] = ("measured",)
+    residency_samples: int = 8
+    captures: tuple[str, ...] = ()
+    device_stats: tuple[str, ...] = ()
+    inflight: tuple[str, ...] = ()
+
+    def argv(self, plan: Path, root: Path) -> list[str]:
+        """Return the command line of ``moetier-replay`` for ``plan`` on the pool at ``root``."""
+        words = [str(executable("moetier-replay")), str(plan), "--root", str(root), "--wait"]
+        words += ["--mode", self.mode, "--threads", str(self.threads), "--passes", ",".join(self.passes)]
+        words += ["--destinations", str(max(self.destinations, self.threads)), "--stamps", self.stamps]
+        words += ["--hits", self.hits, "--hits-passes", ",".join(self.hits_passes)]
+        words += ["--residency-samples", str(self.residency_samples)]
+        for flag, paths in (
+            ("--capture", self.captures),
+            ("--device-stat", self.device_stats),
+            ("--inflight", self.inflight),
+        ):
+            words += [word for path in paths for word in (flag, path)]
+        return words
+
+
+class Replayer:
+    """A started ``moetier-replay``: waits at ``ready``, then is told to go.
+
+    A context manager: on any exit the process is ended and reaped.
+    """
+
+    def __init__(self, argv: Sequence[str], pass_fds: Sequence[int]) -> None:
+        """Start the process; it stops by itself before its first read and waits for :meth:`go`.
+
+        Raises:
+            HarnessError: the process could not be started or died before it was ready.
+        """
+        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        try:
+            self._process = subprocess.Popen(
+                list(argv),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                pass_fds=tuple(pass_fds),
+                # Ctrl-C reaches us, and we end it: both at once would race for the last lines.
+                start_new_session=True,
+            )
+        except OSError as error:
+            self._stderr.close()
+            raise HarnessError(f"cannot start {argv[0]}: {error}", "a runnable moetier-replay") from error
+        self._buffer = b""
+        self._watch: Callable[[], str | None] = lambda: None
+        try:
+            self.start = _start(self._until("start"))
+            self.rss_anon_bytes = int(self._until("ready")["rss_anon_bytes"])
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def pid(self) -> int:
+        """Process id of the replayer."""
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        """Return self; the process is ended on exit."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process, whatever it is doing."""
+        self.close()
+
+    def go(
+        self,
+        watch: Callable[[], str | None] | None = None,
+        progress: Callable[[str, int], None] | None = None,
+    ) -> ReplayOutput:
+        """Let the replay run to its end and return what it reported.
+
+        Args:
+            watch: asked a few times a second; a text means that the run can no longer be accounted for.
+            progress: called with the pass's name and the number of finished iterations.
+
+        Raises:
+            AccountingError: ``watch`` gave a reason, the replay was cut short, or a byte was wrong.
+            HarnessError: the process died or fell silent.
+        """
+        self._watch = watch or self._watch
+        assert self._process.stdin is not None  # noqa: S101 - opened as a pipe above
+        with contextlib.suppress(BrokenPipeError):  # a dead child is reported by what it wrote, below
+            self._process.stdin.write(b"go\n")
+            self._process.stdin.flush()
+        passes = _PassReader(progress or (lambda _name, _index: None))
+        for event in self._events():
+            if event["event"] == "end":
+                break
+            passes.take(event)
+        return ReplayOutput(self.start, self.rss_anon_bytes, tuple(passes.done))
+
+    def close(self) -> None:
+        """End the process: SIGTERM, a short wait, SIGKILL; then reap it and close its pipes."""
+        process = self._process
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+            try:
+                process.wait(timeout=5)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+        for stream in (process.stdin, process.stdout, self._stderr):
+            if stream is not None:
+                with contextlib.suppress(OSError):
+                    stream.close()
+
+    def _until(self, name: str) -> dict[str, Any]:
+        for event in self._events():
+            if event["event"] == name:
+                return event
+        raise HarnessError(f"the replayer ended before its {name!r} line", "a whole protocol")
+
+    def _events(self) -> Iterator[dict[str, Any]]:
+        """Yield the process's events; raise for an error event, a death or a silence."""
+        for line in self._lines():
+            try:
+                event: dict[str, Any] = orjson.loads(line)
+            except orjson.JSONDecodeError as error:
+                raise HarnessError(f"the replayer wrote {line[:120]!r}", "a JSON line") from error
+            if event["event"] == "error":
+                self._raise_reported(event)
+            yield event
+        self._raise_dead()
+
+    def _lines(self) -> Iterator[bytes]:
+        assert self._process.stdout is not None  # noqa: S101 - opened as a pipe above
+        descriptor = self._process.stdout.fileno()
+        heard = watched = time.monotonic()
+        with selectors.DefaultSelector() as selector:
+            selector.register(descriptor, selectors.EVENT_READ)
+            while True:
+                head, found, rest = self._buffer.partition(b"\n")
+                if found:
+                    self._buffer = rest
+                    yield head
+                    continue
+                if time.monotonic() - watched > _POLL_SECONDS:
+                    watched = time.monotonic()
+                    if reason := self._watch():
+                        raise AccountingError(reason, "the capacity enforced throughout the run")
+                if selector.select(_POLL_SECONDS):
+                    chunk = os.read(descriptor, 1 << 16)
+                    if not chunk:
+                        return
+                    self._buffer += chunk
+                    heard = time.monotonic()
+                elif time.monotonic() - heard > SILENCE_SECONDS:
+                    raise HarnessError(
+                        f"the replayer (pid {self.pid}) said nothing for {SILENCE_SECONDS:.0f} s",
+                        "a line per iteration",
+                        "look at the pool's device (dmesg) and run the cell again",
+                    )
+
+    def _raise_reported(self, event: dict[str, Any]) -> None:
+        """Turn the replayer's own error event into the exception of its kind."""
+        message = str(event.get("message", "unknown error"))
+        self._process.wait(timeout=30)
+        if self._process.returncode == _EXIT_UNSUPPORTED:
+            raise UnsupportedHostError(message)
+        if self._process.returncode == _EXIT_USAGE:
+            raise InputError(message)
+        if event.get("code") in {"stamp_mismatch", "short_read", "sigbus", "open", "read"}:
+            raise AccountingError(
+                message, "every planned byte, as the pool was written", "moetier pool check --full POOL"
+            )
+        raise HarnessError(message)
+
+    def _raise_dead(self) -> None:
+        """Say how the process ended when its lines stopped before ``end``."""
+        code = self._process.wait(timeout=30)
+        self._stderr.seek(0)
+        said = self._stderr.read().decode(errors="replace").strip().splitlines()
+        last = f": {said[-1]}" if said else ""
+        if code == _EXIT_USAGE:
+            raise InputError(f"the replayer refused its input{last}")
+        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        raise AccountingError(
+            f"the replayer {how} in the middle of the run{last}",
+            "a replay that reaches its end",
+            "see dmesg for an out-of-memory kill, and run the cell again",
+        )
+
+
+def _start(event: dict[str, Any]) -> Start:
+    return Start(**{name: event[name] for name in Start.__dataclass_fields__})
+
+
+class _PassReader:
+    """Collects events into passes."""
+
+    def __init__(self, progress: Callable[[str, int], None]) -> None:
+        self.done: list[Pass] = []
+        self._progress = progress
+        self._reset()
+
+    def _reset(self) -> None:
+        self._iterations: list[Iteration] = []
+        self._residencies: list[Residency] = []
+        self._captures: dict[str, Capture] = {}
+        self._inflight_zero = True
+
+    def take(self, event: dict[str, Any]) -> None:
+        """Add one event to the pass under way."""
+        match event["event"]:
+            case "iteration":
+                self._iterations.append(_iteration(event))
+                self._progress(event["pass"], len(self._iterations))
+            case "residency":
+                self._residencies.append(Residency(**{name: event[name] for name in Residency.__dataclass_fields__}))
+            case "capture":
+                self._captures[str(event["at"]).rpartition(":")[2]] = Capture.from_event(event)
+                self._inflight_zero = self._inflight_zero and bool(event.get("inflight_zero", True))
+            case "pass":
+                self.done.append(self._finish(event))
+                self._reset()
+
+    def _finish(self, event: dict[str, Any]) -> Pass:
+        if event["partial"]:
+            raise AccountingError(
+                f"pass {event['pass']!r} ended after {event['iterations']} iterations (partial)", "the whole plan"
+            )
+        return Pass(
+            name=event["pass"],
+            iterations=tuple(self._iterations),
+            residencies=tuple(self._residencies),
+            entry=self._captures["entry"],
+            exit=self._captures["exit"],
+            inflight_zero=self._inflight_zero,
+            **{
+                name: event[name]
+                for name in (
+                    "wall_seconds",
+                    "elapsed_seconds",
+                    "bookkeeping_seconds",
+                    "bytes",
+                    "accesses",
+                    "stamps_checked",
+                    "hit_bytes",
+                    "hit_accesses",
+                    "partial",
+                )
+            },
+        )
+
+
+def _iteration(event: dict[str, Any]) -> Iteration:
+    devices = event["device_read_bytes"]
+    return Iteration(
+        index=event["index"],
+        wall_seconds=event["wall_seconds"],
+        bytes=event["bytes"],
+        accesses=event["accesses"],
+        hit_bytes=event["hit_bytes"],
+        device_read_bytes=sum(devices) if devices else None,
+        process_read_bytes=event["process_read_bytes"],
+    )

@@ -1,0 +1,291 @@
+"""What people look at: header, progress, the table of a finding, and the files that were asked for."""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from pytest_moetier.campaign import CellResult, Progress
+from pytest_moetier.errors import InputError
+from pytest_moetier.finding import PROFILE_FORMAT, Metric, metrics_of
+from pytest_moetier.history import SCHEMA_VERSION, compare, metric_json, proof_json
+from pytest_moetier.host.probe import host_facts
+from pytest_moetier.settings import option
+from pytest_moetier.units import format_bytes, format_seconds
+from pytest_moetier.verdicts import MoetierSession, Record
+
+_COMPARED = ("seconds_per_iteration", "device_bytes", "amplification")
+_PLAIN_SECONDS = 5.0
+_WIDTH = 200  # wider than any table of ours: a row is never cut; a narrow terminal wraps it
+
+
+def header_lines(version: str, session: MoetierSession) -> list[str]:
+    """Return the lines that say what a session measures on."""
+    facts, settings = host_facts(), session.campaign.settings
+    trace = settings.trace or "synthetic (seeded, Kimi-K3 shape)"
+    profile = session.profile.name if session.profile else "none"
+    return [
+        f"moetier: {version}, lane host, kernel {platform.release()}, {facts.summary()}",
+        f"moetier: pool {settings.pool}, trace {trace}",
+        f"moetier: rounds {settings.rounds}, seed {settings.seed}, threads {settings.threads}, profile {profile}",
+    ]
+
+
+class _Progress:
+    """Progress per phase and time left: one rewritten line on a terminal, a plain line per phase elsewhere."""
+
+    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - a text stream
+        self._stream = stream
+        self._last = ("", "")
+        self._said = 0.0
+
+    def __call__(self, progress: Progress) -> None:
+        cell = progress.cell.id if progress.cell else ""
+        now = time.monotonic()
+        changed = (cell, progress.phase) != self._last
+        terminal = self._stream.isatty()
+        if not changed and now - self._said < (0.2 if terminal else _PLAIN_SECONDS):
+            return
+        self._last, self._said = (cell, progress.phase), now
+        text = self._text(progress, cell)
+        self._stream.write(f"\r\x1b[2K{text}" if terminal else f"{text}\n")
+        self._stream.flush()
+
+    @staticmethod
+    def _text(progress: Progress, cell: str) -> str:
+        if not cell:
+            return f"moetier: {progress.phase}"
+        left = progress.left_seconds
+        count = f" {progress.iteration}/{progress.iterations}" if progress.iteration else ""
+        time_left = "" if left is None else f", about {format_seconds(left)} left"
+        return f"moetier: [{progress.done + 1}/{progress.total}] {cell}: {progress.phase}{count}{time_left}"
+
+
+def progress_reporter(config: pytest.Config) -> Callable[[Progress], None]:
+    """Return what a campaign calls with its progress; silent under ``-q -q``."""
+    if config.get_verbosity() < -1:
+        return lambda _progress: None
+    return _Progress(sys.__stderr__ or sys.stderr)
+
+
+def terminal_summary(terminal: Any, session: MoetierSession) -> None:  # noqa: ANN401 - pytest's TerminalReporter
+    """Print one table per finding and a line for everything that is not simply supported."""
+    if not session.records:
+        return
+    terminal.ensure_newline()
+    terminal.section("moetier", sep="=")
+    for finding in sorted({record.finding for record in session.records.values()}):
+        records = [record for record in session.records.values() if record.finding == finding]
+        terminal.write_line(_rendered(_table(finding, records, session), terminal.hasmarkup))
+    for line in _remarks(session):
+        terminal.write_line(line)
+    if option(session.config, "compare"):
+        _comparison(terminal, session)
+
+
+def _rendered(table: Table, markup: bool) -> str:  # noqa: FBT001 - a terminal's property
+    text = StringIO()
+    Console(file=text, width=_WIDTH, force_terminal=markup, no_color=not markup).print(table)
+    return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
+
+
+_COLOURS = {"supported": "green", "refuted": "yellow", "invalid": "bold red", "not_examined": "dim"}
+
+
+def _table(finding: str, records: Iterable[Record], session: MoetierSession) -> Table:
+    context = session.campaign.context
+    kinds = [
+        word
+        for word, yes in (
+            ("synthetic trace", context is None or context.synthetic_trace),
+            ("synthetic pool", context is None or context.synthetic_pool),
+        )
+        if yes
+    ]
+    title = f"{finding} ({', '.join(kinds)})" if kinds else finding
+    table = Table(title=title, title_justify="left", pad_edge=False, box=box.SIMPLE_HEAD)
+    table.add_column("cell", no_wrap=True)
+    for name in ("s/iter", "spread", "device/iter", "spread", "nominal", "amp", "amp at C", "resident", "scan/steal"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("verdict", no_wrap=True)
+    for record in records:
+        verdict = f"[{_COLOURS[record.verdict]}]{record.verdict}[/]"
+        table.add_row(record.cell or record.test, *_figures(record), verdict)
+    return table
+
+
+def _figures(record: Record) -> list[str]:
+    """Return the figures of a row; an unproved run has none to show."""
+    metrics = {} if record.verdict == "invalid" else record.metrics
+    seconds, device = metrics.get("seconds_per_iteration"), metrics.get("device_bytes")
+    scan = sum(metrics[name].median for name in metrics if name.startswith("scan_"))
+    steal = sum(metrics[name].median for name in metrics if name.startswith("steal_"))
+    return [
+        format_seconds(seconds.median) if seconds else "",
+        f"{seconds.spread:.1%}" if seconds else "",
+        format_bytes(device.median) if device else "",
+        f"{device.spread:.1%}" if device else "",
+        _bytes(metrics.get("nominal_bytes")),
+        _plain(metrics.get("amplification")),
+        _plain(metrics.get("amplification_at_c")),
+        _bytes(metrics.get("observed_capacity_bytes")),
+        f"{scan / steal:.2f}" if steal else "",
+    ]
+
+
+def _bytes(metric: Metric | None) -> str:
+    return format_bytes(metric.median) if metric else ""
+
+
+def _plain(metric: Metric | None) -> str:
+    return f"{metric.median:.3f}" if metric else ""
+
+
+def _remarks(session: MoetierSession) -> list[str]:
+    lines = [f"note: {note}" for note in session.campaign.notes]
+    lines += [f"warning: {text}" for one in session.campaign.results.values() for text in one.warnings]
+    for record in session.records.values():
+        if record.verdict in {"refuted", "invalid", "not_examined"} and record.reason:
+            lines.append(f"{record.verdict} {record.cell or record.test}: {record.reason.splitlines()[0]}")
+    counts = {name: sum(one.verdict == name for one in session.records.values()) for name in _COLOURS}
+    lines.append("verdicts: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
+    return lines
+
+
+def _comparison(terminal: Any, session: MoetierSession) -> None:  # noqa: ANN401 - pytest's TerminalReporter
+    stored, context = session.baseline, session.campaign.context
+    if stored is None or context is None:
+        terminal.write_line("compare: no stored session with metrics; store one with --benchmark-autosave")
+        return
+    path, cells = stored
+    current = {
+        one.cell.id: metrics_of(one.runs) for one in session.campaign.results.values() if one.runs and not one.invalid
+    }
+    found, refused = compare(cells, current, context, _COMPARED)
+    table = Table(title=f"now / {path}", title_justify="left", pad_edge=False, box=box.SIMPLE_HEAD)
+    table.add_column("cell", no_wrap=True)
+    for name in _COMPARED:
+        table.add_column(name, justify="right")
+    for cell_id in current:
+        ratios = {one.metric: one for one in found if one.cell == cell_id}
+        if ratios:
+            table.add_row(cell_id, *(f"{ratios[name].ratio:.3f}x" if name in ratios else "" for name in _COMPARED))
+    terminal.write_line(_rendered(table, terminal.hasmarkup))
+    for line in refused:
+        terminal.write_line(f"compare: {line}")
+
+
+def write_files(session: MoetierSession) -> None:
+    """Write ``--moetier-json`` and ``--moetier-learn``, each whole or not at all.
+
+    Raises:
+        pytest.UsageError: the file cannot be written.
+    """
+    if target := option(session.config, "json"):
+        import orjson  # noqa: PLC0415
+
+        _write(Path(target), orjson.dumps(_document(session), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+    if target := option(session.config, "learn"):
+        import yaml  # noqa: PLC0415
+
+        text = yaml.safe_dump(_learned(session), sort_keys=False, width=120)
+        _write(Path(target), text.encode())
+
+
+def _write(path: Path, data: bytes) -> None:
+    """Write beside the target, then rename: a full disk or a kill leaves the old file."""
+    try:
+        with tempfile.NamedTemporaryFile(dir=path.resolve().parent, prefix=f".{path.name}.", delete=False) as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        Path(file.name).chmod(0o644)
+        Path(file.name).replace(path)
+    except OSError as error:
+        raise pytest.UsageError(f"pytest-moetier: cannot write {path}: {error.strerror}") from error
+
+
+def _document(session: MoetierSession) -> dict[str, Any]:
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "host": host_facts().as_json(),
+        "results": [_result(record) for record in session.records.values()],
+    }
+
+
+def _result(record: Record) -> dict[str, Any]:
+    proved = record.verdict != "invalid"
+    return {
+        "finding": record.finding,
+        "test": record.test,
+        "cell": record.cell,
+        "verdict": record.verdict,
+        "reason": record.reason,
+        "bounds": [
+            {
+                "id": one.bound.id,
+                "value": one.value,
+                "expected": one.bound.text,
+                "verdict": one.verdict,
+                "source": one.bound.source,
+            }
+            for one in record.judgements
+        ],
+        "metrics": {name: metric_json(metric) for name, metric in record.metrics.items()} if proved else {},
+        "proof": [proof_json(proof) for proof in record.proofs],
+    }
+
+
+_LEARNED = (("device_bytes", 0.05), ("amplification", 0.05), ("seconds_per_iteration", 0.25))
+"""Metric and the margin, as a share, that a later median may lie outside the learned rounds."""
+
+
+def _learned(session: MoetierSession) -> dict[str, Any]:
+    """Return a profile of this host: each proved cell's own figures as bounds, and today's refutations as known."""
+    facts = host_facts()
+    day = time.strftime("%Y-%m-%d")
+    bounds = [
+        _learned_bound(result, metric, margin, day)
+        for result in session.campaign.results.values()
+        if result.runs and not result.invalid
+        for name, margin in _LEARNED
+        if (metric := metrics_of(result.runs).get(name)) is not None
+    ]
+    known = [
+        {"test": record.test, "reason": record.reason.splitlines()[0]}
+        for record in session.records.values()
+        if record.verdict == "refuted"
+    ]
+    if not bounds:
+        raise InputError("no proved run to learn from", "at least one proved cell")
+    return {
+        "format": PROFILE_FORMAT,
+        "name": f"{platform.node()}-{day}",
+        "host": facts.match_patterns(),
+        "bounds": bounds,
+        "known": known,
+    }
+
+
+def _learned_bound(result: CellResult, metric: Metric, margin: float, day: str) -> dict[str, Any]:
+    values: Sequence[float] = metric.values
+    return {
+        "id": f"learned.{result.cell.id}.{metric.name}",
+        "value": metric.name,
+        "cell": result.cell.id,
+        "min": min(values) * (1 - margin),
+        "max": max(values) * (1 + margin),
+        "source": f"learned {day} from {len(values)} proved rounds, +-{margin:.0%}",
+    }

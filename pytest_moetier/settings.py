@@ -1,0 +1,175 @@
+"""From ``--moetier-*`` options, their ini twins and the ``moetier`` marker to cells and settings: no hardware."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pytest_moetier.cell import MECHANISMS, MGLRU_STATES, Cell
+from pytest_moetier.errors import InputError
+from pytest_moetier.units import Capacity, parse_bytes
+from pytest_moetier.verdicts import MoetierSession
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The parsed options of a session; sizes in bytes, 0 for "decide when measuring"."""
+
+    pool: Path
+    traces: tuple[tuple[str, Path], ...]
+    capacities: tuple[Capacity, ...]
+    mechanisms: tuple[str, ...]
+    mglru: tuple[str, ...]
+    rounds: int
+    seed: int | None
+    iterations: int
+    threads: int
+    reserve_bytes: int
+    stamps: str
+    refuted: str
+
+
+def option(config: pytest.Config, name: str) -> Any:  # noqa: ANN401 - pytest's own option types
+    """Return option ``--moetier-NAME``, or its ini twin when it was not given."""
+    given = getattr(config.option, f"moetier_{name}", None)
+    return config.getini(f"moetier_{name}") if given is None else given
+
+
+def read_options(config: pytest.Config) -> Options:
+    """Return the session's options.
+
+    Raises:
+        pytest.UsageError: one of them cannot be used; the message names it and what it takes.
+    """
+    try:
+        return _read(config)
+    except InputError as error:
+        raise pytest.UsageError(f"pytest-moetier: {error}") from error
+
+
+def _read(config: pytest.Config) -> Options:
+    seed = str(option(config, "seed"))
+    return Options(
+        pool=Path(option(config, "pool") or default_pool()).expanduser(),
+        traces=tuple(_trace(word) for word in option(config, "trace")),
+        capacities=tuple(Capacity.parse(word) for word in _words(option(config, "capacity"), "capacity")),
+        mechanisms=_choices(option(config, "mechanism"), "mechanism", MECHANISMS),
+        mglru=_mglru(option(config, "mglru")),
+        rounds=_number(option(config, "rounds"), "rounds", minimum=1),
+        seed=_number(seed, "seed", minimum=0) if seed else None,
+        iterations=_number(option(config, "iterations") or "0", "iterations", minimum=0),
+        threads=_number(option(config, "threads") or min(8, max(2, os.cpu_count() or 2)), "threads", minimum=1),
+        reserve_bytes=parse_bytes(option(config, "reserve")),
+        stamps=_choices(option(config, "stamps"), "stamps", ("full", "ends", "none"))[0],
+        refuted=_choices(option(config, "refuted"), "refuted", ("fail", "report"))[0],
+    )
+
+
+def default_pool() -> Path:
+    """Return where the pool is looked for when none is named (XDG cache folder)."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-moetier" / "pool"
+
+
+def _words(value: str | Iterable[str], name: str) -> list[str]:
+    parts = value.split(",") if isinstance(value, str) else [str(one) for one in value]
+    words = [one.strip() for one in parts if one.strip()]
+    if not words:
+        raise InputError(f"--moetier-{name} is empty", "at least one value")
+    return words
+
+
+def _choices(value: str | Iterable[str], name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    words = _words(value, name)
+    for word in words:
+        if word not in known:
+            raise InputError(f"--moetier-{name} {word!r} is unknown", "one of " + ", ".join(known))
+    return tuple(words)
+
+
+def _mglru(value: str | Iterable[str]) -> tuple[str, ...]:
+    words = _choices(value, "mglru", (*MGLRU_STATES, "both"))
+    return tuple(state for word in words for state in (("on", "off") if word == "both" else (word,)))
+
+
+def _number(value: str | int, name: str, minimum: int) -> int:
+    try:
+        number = int(str(value))
+    except ValueError as error:
+        raise InputError(f"--moetier-{name} {value!r} is not a whole number", f"{minimum} or more") from error
+    if number < minimum:
+        raise InputError(f"--moetier-{name} is {number}", f"{minimum} or more")
+    return number
+
+
+def _trace(word: str) -> tuple[str, Path]:
+    domain, found, name = word.partition("=")
+    return (domain, Path(name)) if found and not Path(word).exists() else ("trace", Path(word))
+
+
+def cells_for(config: pytest.Config, definition: pytest.Item) -> list[Cell]:
+    """Return the cells of a test: the options, narrowed or replaced by its ``moetier`` marker.
+
+    Raises:
+        pytest.UsageError: the marker has a value that is no capacity, mechanism or mode.
+    """
+    options = read_options(config)
+    marker = definition.get_closest_marker("moetier")
+    chosen = dict(marker.kwargs) if marker else {}
+    try:
+        return _cells(options, chosen, definition.path.stem.removeprefix("test_"))
+    except InputError as error:
+        raise pytest.UsageError(f"pytest-moetier: {definition.nodeid}: {error}") from error
+
+
+def _cells(options: Options, chosen: dict[str, Any], finding: str) -> list[Cell]:
+    if unknown := set(chosen) - {"finding", "capacity", "mechanism", "mglru", "mode"}:
+        raise InputError(f"marker moetier has {sorted(unknown)}", "finding, capacity, mechanism, mglru or mode")
+    capacities: Iterable[Capacity] = options.capacities
+    if "capacity" in chosen:
+        capacities = [Capacity.parse(word) for word in _words(chosen["capacity"], "capacity")]
+    mechanisms = _choices(chosen.get("mechanism", options.mechanisms), "mechanism", MECHANISMS)
+    mglru = _mglru(chosen.get("mglru", options.mglru))
+    modes = _words(chosen.get("mode", "page_cache"), "mode")
+    return [
+        Cell(chosen.get("finding", finding), capacity, mechanism, state, mode)
+        for capacity, mechanism, state, mode in itertools.product(capacities, mechanisms, mglru, modes)
+    ]
+
+
+def build_session(config: pytest.Config) -> MoetierSession:
+    """Return the session's campaign and profile, from the options."""
+    from pytest_moetier.campaign import Campaign, Settings  # noqa: PLC0415 - numpy and yaml only when a cell runs
+    from pytest_moetier.finding import read_profile  # noqa: PLC0415
+    from pytest_moetier.history import latest_stored  # noqa: PLC0415
+    from pytest_moetier.host.probe import host_facts  # noqa: PLC0415
+    from pytest_moetier.report import progress_reporter  # noqa: PLC0415
+
+    options = read_options(config)
+    settings = Settings(
+        pool=options.pool,
+        trace=options.traces[0][1] if options.traces else None,
+        iterations=options.iterations,
+        rounds=options.rounds,
+        seed=options.seed if options.seed is not None else int(time.time()) % 1_000_000,
+        threads=options.threads,
+        reserve_bytes=options.reserve_bytes,
+        stamps=options.stamps,
+        stop_early=config.getvalue("maxfail") == 1,
+    )
+    name = option(config, "profile")
+    try:
+        profile = read_profile(name) if name else None
+    except InputError as error:
+        raise pytest.UsageError(f"pytest-moetier: {error}") from error
+    campaign = Campaign(settings, progress_reporter(config))
+    if profile is not None and (why := profile.host.mismatch(host_facts().match_facts())):
+        campaign.notes.append(f"profile {profile.name} is not applied: {why}")
+        profile = None
+    return MoetierSession(config, campaign, profile, options.rounds, latest_stored(config))

@@ -1,0 +1,267 @@
+"""The typed records of a router trace (paper section 2, and section 10 for why the types matter).
+
+An *iteration* is one pass of the engine as the user sees it; a record is what one layer chose in one pass of it:
+
+- ``normal``: one pass, k distinct ids, one accepted token.
+- ``spec_accept``: a speculation that held. Two passes written as one record of 2k ids (k distinct ids, then k distinct
+  ids; an id may occur in both), two accepted tokens.
+- ``spec_fallback``: a speculation that failed, then its repetition. Two records of k ids a layer, one accepted token.
+
+Collapsing the last two into the first was a defect the paper once had, so here they are types.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, DTypeLike, NDArray
+
+from pytest_moetier.errors import InputError
+
+NORMAL, SPEC_ACCEPT, SPEC_FALLBACK = 0, 1, 2
+KINDS = ("normal", "spec_accept", "spec_fallback")
+
+_MAX_EXPERTS = 1 << 16
+_MAX_LAYER = (1 << 16) - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """One layer's choice in one pass of one iteration; ``experts`` keep the order in which they were issued."""
+
+    iteration: int
+    layer: int
+    kind: str
+    experts: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Trace:
+    """A validated router trace; build one with ``make_trace``.
+
+    Attributes:
+        iteration: u32 per record, from 0, not falling.
+        layer: u16 per record, the layer's number in the source.
+        kind: u8 per record, an index into ``KINDS``; the same for all records of an iteration.
+        offsets: u64, one more than records: record i's ids are ``experts[offsets[i]:offsets[i + 1]]``.
+        experts: u16 ids, in the order issued.
+        layers: the layer numbers, ascending.
+        n_experts: experts per layer (E).
+        k: experts chosen per layer and pass.
+        n_iterations: engine iterations.
+        accepted_tokens: tokens the user got: one per iteration, two for a ``spec_accept``.
+        synthetic: made by a generator, not recorded from a model.
+        source: where it comes from, in words.
+        fingerprint: SHA-256 of the content (not of the file), hex.
+        warnings: what the reader had to leave out or to guess, one sentence each.
+        prefill: the prompt's records, kept apart: they are no decode iterations.
+    """
+
+    iteration: NDArray[np.uint32]
+    layer: NDArray[np.uint16]
+    kind: NDArray[np.uint8]
+    offsets: NDArray[np.uint64]
+    experts: NDArray[np.uint16]
+    layers: tuple[int, ...]
+    n_experts: int
+    k: int
+    n_iterations: int
+    accepted_tokens: int
+    synthetic: bool
+    source: str
+    fingerprint: str
+    warnings: tuple[str, ...] = ()
+    prefill: Trace | None = field(default=None, repr=False)
+
+    @property
+    def n_records(self) -> int:
+        """The number of records."""
+        return len(self.iteration)
+
+    @property
+    def n_accesses(self) -> int:
+        """The number of expert reads: every id of every record."""
+        return len(self.experts)
+
+    def records(self) -> Iterator[Record]:
+        """Yield the records in order; for printing and writing, the arrays are for computing."""
+        bounds = self.offsets.tolist()
+        ids = self.experts.tolist()
+        columns = zip(self.iteration.tolist(), self.layer.tolist(), self.kind.tolist(), strict=True)
+        for row, (iteration, layer, kind) in enumerate(columns):
+            yield Record(iteration, layer, KINDS[kind], tuple(ids[bounds[row] : bounds[row + 1]]))
+
+    def record_bounds(self) -> NDArray[np.intp]:
+        """Return the first record of each iteration, and the number of records: n_iterations + 1 values."""
+        return np.searchsorted(self.iteration, np.arange(self.n_iterations + 1, dtype=np.uint32))
+
+    def access_bounds(self) -> NDArray[np.uint64]:
+        """Return the first access of each iteration, and the number of accesses: n_iterations + 1 values."""
+        return self.offsets[self.record_bounds()]
+
+    def passes(self, layer: int) -> NDArray[np.uint16]:
+        """Return the passes of ``layer``, one row of k ids each; an accept's one record is two rows.
+
+        Raises:
+            InputError: the trace has no such layer.
+        """
+        if layer not in self.layers:
+            raise InputError(f"layer {layer} is not in the trace", f"one of {_span(self.layers)}")
+        chosen = np.repeat(self.layer == layer, np.diff(self.offsets).astype(np.int64))
+        rows: NDArray[np.uint16] = self.experts[chosen].reshape(-1, self.k)
+        return rows
+
+    def kind_counts(self) -> dict[str, int]:
+        """Return the iterations of each kind."""
+        firsts = self.kind[self.record_bounds()[:-1]]
+        return {name: int(np.count_nonzero(firsts == index)) for index, name in enumerate(KINDS)}
+
+
+def _span(values: Sequence[int]) -> str:
+    return f"{values[0]}-{values[-1]}" if len(values) > 1 else str(values[0])
+
+
+def _column(values: ArrayLike, dtype: DTypeLike, name: str, top: int) -> NDArray[Any]:
+    wide = np.asarray(values)
+    if wide.size and (wide.dtype.kind not in "iu" or int(wide.min()) < 0 or int(wide.max()) > top):
+        seen = f"{int(wide.min())} to {int(wide.max())}" if wide.dtype.kind in "iu" else f"values of type {wide.dtype}"
+        raise InputError(f"the trace's {name} holds {seen}", f"integers from 0 to {top}")
+    out = wide.astype(dtype)
+    out.setflags(write=False)
+    return out
+
+
+def _check_shape(
+    iteration: NDArray[Any], layer: NDArray[Any], kind: NDArray[Any], offsets: NDArray[Any], ids: int
+) -> None:
+    if not len(iteration):
+        raise InputError("the trace holds no record", "at least one decode iteration")
+    if not len(iteration) == len(layer) == len(kind) == len(offsets) - 1:
+        raise InputError("the trace's columns differ in length", "one iteration, layer, kind and width per record")
+    if int(offsets[0]) or int(offsets[-1]) != ids or bool((np.diff(offsets.astype(np.int64)) < 1).any()):
+        raise InputError("the trace's offsets do not divide its ids into records", "rising from 0 to the number of ids")
+    steps = np.diff(iteration.astype(np.int64))
+    if int(iteration[0]) or bool(((steps < 0) | (steps > 1)).any()):
+        raise InputError("the trace's iterations are not numbered 0, 1, 2, ...", "no gap and no step back")
+
+
+def _check_widths(kind: NDArray[Any], offsets: NDArray[Any], k: int) -> None:
+    widths = np.diff(offsets.astype(np.int64))
+    wanted = np.where(kind == SPEC_ACCEPT, 2 * k, k)
+    wrong = np.flatnonzero(widths != wanted)
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(
+            f"record {row} ({KINDS[int(kind[row])]}) names {widths[row]} experts",
+            f"{wanted[row]} (k is {k}; a spec_accept record holds two passes)",
+        )
+
+
+def _check_passes(iteration: NDArray[Any], layer: NDArray[Any], kind: NDArray[Any]) -> None:
+    """Every iteration is of one kind, and every layer has one record in it, or two in a fallback."""
+    same = iteration[1:] == iteration[:-1]
+    mixed = np.flatnonzero(same & (kind[1:] != kind[:-1]))
+    if len(mixed):
+        raise InputError(f"iteration {int(iteration[mixed[0]])} mixes record kinds", "one kind for all its layers")
+    pairs = iteration.astype(np.int64) << 16 | layer.astype(np.int64)
+    found, first, counts = np.unique(pairs, return_index=True, return_counts=True)
+    wanted = np.where(kind[first] == SPEC_FALLBACK, 2, 1)
+    wrong = np.flatnonzero(counts != wanted)
+    if len(wrong):
+        row = int(wrong[0])
+        raise InputError(
+            f"iteration {int(found[row]) >> 16} routes layer {int(found[row]) & 0xFFFF} {counts[row]} time(s)",
+            f"{wanted[row]} (a spec_fallback has two records a layer, the other kinds one)",
+        )
+
+
+def _check_ids(experts: NDArray[Any], k: int, n_experts: int) -> None:
+    if int(experts.max()) >= n_experts:
+        raise InputError(
+            f"the trace names expert {int(experts.max())}", f"ids below {n_experts}, the experts per layer"
+        )
+    rows = np.sort(experts.reshape(-1, k), axis=1)
+    repeated = np.flatnonzero((rows[:, 1:] == rows[:, :-1]).any(axis=1))
+    if len(repeated):
+        raise InputError(f"pass {int(repeated[0])} of the trace names an expert twice", f"{k} distinct ids a pass")
+
+
+def _fingerprint(layers: Sequence[int], n_experts: int, k: int, columns: Sequence[NDArray[Any]]) -> str:
+    digest = hashlib.sha256(f"moetier-trace 1 {n_experts} {k} {','.join(map(str, layers))}\n".encode())
+    for column in columns:
+        digest.update(column.astype(column.dtype.newbyteorder("<"), copy=False).tobytes())
+    return digest.hexdigest()
+
+
+def make_trace(  # noqa: PLR0913  (a trace has these parts; they are given by keyword)
+    *,
+    iteration: ArrayLike,
+    layer: ArrayLike,
+    kind: ArrayLike,
+    offsets: ArrayLike,
+    experts: ArrayLike,
+    n_experts: int,
+    k: int,
+    synthetic: bool,
+    source: str,
+    layers: Sequence[int] | None = None,
+    warnings: Sequence[str] = (),
+    prefill: Trace | None = None,
+) -> Trace:
+    """Return a validated trace; every rule of the module's docstring is checked.
+
+    Args:
+        iteration: iteration number per record, from 0 without gaps.
+        layer: layer number per record.
+        kind: index into ``KINDS`` per record.
+        offsets: first id of each record, and the number of ids.
+        experts: ids in the order issued.
+        n_experts: experts per layer.
+        k: ids a pass.
+        synthetic: made by a generator.
+        source: where the trace comes from.
+        layers: the layers of the model, where some may be missing from the records; default: those seen.
+        warnings: sentences about what was left out.
+        prefill: the prompt's own trace.
+
+    Raises:
+        InputError: a rule does not hold; the message names the record, iteration or layer.
+    """
+    if not 1 <= k <= n_experts <= _MAX_EXPERTS:
+        raise InputError(f"k = {k} of {n_experts} experts", f"1 <= k <= experts <= {_MAX_EXPERTS}")
+    iterations = _column(iteration, np.uint32, "iteration column", 2**32 - 1)
+    layer_column = _column(layer, np.uint16, "layer column", _MAX_LAYER)
+    kinds = _column(kind, np.uint8, "kind column", len(KINDS) - 1)
+    bounds = _column(offsets, np.uint64, "offset column", 2**63 - 1)
+    ids = _column(experts, np.uint16, "expert column", _MAX_EXPERTS - 1)
+    _check_shape(iterations, layer_column, kinds, bounds, len(ids))
+    _check_widths(kinds, bounds, k)
+    _check_passes(iterations, layer_column, kinds)
+    _check_ids(ids, k, n_experts)
+    seen = np.unique(layer_column).tolist()
+    known = tuple(sorted(set(layers))) if layers is not None else tuple(seen)
+    if not set(seen) <= set(known):
+        raise InputError(f"the trace routes layer {min(set(seen) - set(known))}", f"one of the layers {_span(known)}")
+    n_iterations = int(iterations[-1]) + 1
+    firsts = np.searchsorted(iterations, np.arange(n_iterations))
+    return Trace(
+        iteration=iterations,
+        layer=layer_column,
+        kind=kinds,
+        offsets=bounds,
+        experts=ids,
+        layers=known,
+        n_experts=n_experts,
+        k=k,
+        n_iterations=n_iterations,
+        accepted_tokens=n_iterations + int(np.count_nonzero(kinds[firsts] == SPEC_ACCEPT)),
+        synthetic=synthetic,
+        source=source,
+        fingerprint=_fingerprint(known, n_experts, k, (iterations, layer_column, kinds, bounds, ids)),
+        warnings=tuple(warnings),
+        prefill=prefill,
+    )

@@ -1,0 +1,177 @@
+"""A session's verdicts in pytest's own terms, and the state that lives as long as the session.
+
+supported = passed; refuted = failed (or shown only, with ``--moetier-refuted=report``); not_examined = skipped; a
+refutation that the profile lists = xfailed, xpassed when it no longer holds; an unproved run = INVALID, apart from all.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from pytest_moetier.campaign import Campaign, CellResult
+    from pytest_moetier.cell import Cell
+    from pytest_moetier.finding import Bound, Judgement, Metric, Profile
+    from pytest_moetier.proof import Proof, ProvedRun
+
+SESSION = pytest.StashKey["MoetierSession"]()
+VERDICT = pytest.StashKey[str]()
+KNOWN = pytest.StashKey[str]()
+
+
+Baseline = tuple[str, Mapping[str, Any]]
+"""A stored session: its file, and ``extra_info["moetier"]`` by cell id."""
+
+
+class VirtualClock:
+    """A clock that only recorded durations advance: pytest-benchmark's timer for times measured elsewhere (seconds)."""
+
+    def __init__(self) -> None:
+        """Start at zero."""
+        self._now = 0.0
+
+    def __call__(self) -> float:
+        """Return the clock's time in seconds."""
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        """Move the clock by ``seconds``."""
+        self._now += seconds
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of one test: verdict, judged bounds, metrics and proofs."""
+
+    finding: str
+    test: str
+    cell: str | None
+    verdict: str = "not_examined"
+    reason: str = ""
+    judgements: list[Judgement] = field(default_factory=list)
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
+    proofs: Sequence[Proof] = ()
+
+
+class MoetierSession:
+    """The campaign, the profile, the clock and the verdicts of one pytest session."""
+
+    def __init__(
+        self, config: pytest.Config, campaign: Campaign, profile: Profile | None, rounds: int, baseline: Baseline | None
+    ) -> None:
+        """Tie the campaign to the session; nothing is measured yet. ``baseline`` was stored before it began."""
+        self.config = config
+        self.campaign = campaign
+        self.profile = profile
+        self.baseline = baseline
+        self.rounds = rounds
+        self.clock = VirtualClock()
+        self.records: dict[str, Record] = {}
+        self.started = time.time()
+
+    def measured(self, items: Iterable[pytest.Item]) -> Mapping[str, CellResult]:
+        """Return all results, measuring every selected cell of the session on the first call."""
+        cells = [item.callspec.params["moetier_cell"] for item in items if _has_cell(item)]  # type: ignore[attr-defined]
+        capture = self.config.pluginmanager.getplugin("capturemanager")
+        if capture is None or len(self.campaign.results) == len({cell.id for cell in cells}):
+            return self.campaign.measure(cells)
+        with capture.global_and_fixture_disabled():
+            return self.campaign.measure(cells)
+
+    def record(self, node: pytest.Item, cell: Cell | None) -> Record:
+        """Return the record of ``node``, made on first use."""
+        finding = cell.finding if cell else node.path.stem.removeprefix("test_")
+        return self.records.setdefault(node.nodeid, Record(finding, node.name, cell.id if cell else None))
+
+    def note(self, node: pytest.Item, cell: Cell, metrics: Mapping[str, Metric], proofs: Sequence[Proof]) -> None:
+        """Keep a cell's metrics and proofs for the reports."""
+        record = self.record(node, cell)
+        record.metrics, record.proofs = metrics, proofs
+
+    def verdict(
+        self, node: pytest.Item, cell: Cell | None, verdict: str, judgements: Iterable[Judgement], reason: str = ""
+    ) -> None:
+        """Keep the verdict on ``node``."""
+        record = self.record(node, cell)
+        record.verdict, record.reason = verdict, reason
+        record.judgements += judgements
+
+
+def session_of(config: pytest.Config) -> MoetierSession:
+    """Return the session's state, building it from the options on first use.
+
+    Raises:
+        pytest.UsageError: an option cannot be used.
+    """
+    if SESSION not in config.stash:
+        from pytest_moetier.settings import build_session  # noqa: PLC0415
+
+        config.stash[SESSION] = build_session(config)
+    return config.stash[SESSION]
+
+
+def _has_cell(item: pytest.Item) -> bool:
+    return "moetier_cell" in getattr(getattr(item, "callspec", None), "params", {})
+
+
+class Handle:
+    """A test's way to its session: bounds in, outcome out."""
+
+    def __init__(self, request: pytest.FixtureRequest) -> None:
+        """Remember the requesting test."""
+        self.request = request
+        self.session = session_of(request.config)
+
+    def conclude(
+        self,
+        values: Mapping[str, float | None],
+        runs: Iterable[ProvedRun],
+        cell: Cell | None = None,
+        reason: str = "",
+    ) -> None:
+        """Judge ``values`` against the bounds of the test's folder and of the profile; end the test by the verdict.
+
+        Args:
+            values: measured values by name; None where one could not be had.
+            runs: the proved runs that they rest on.
+            cell: the cell that they belong to, or None for a finding over several.
+            reason: why a value is None.
+        """
+        __tracebackhide__ = True
+        from pytest_moetier.finding import NOT_EXAMINED, REFUTED, SUPPORTED, bounds_for, judge  # noqa: PLC0415
+
+        runs = list(runs)
+        applying = [bound for bound in bounds_for(self._bounds(), cell) if bound.value in values]
+        judged = [judge(bound, values[bound.value], runs, reason) for bound in applying]
+        verdicts = {one.verdict for one in judged}
+        verdict = next((one for one in (REFUTED, NOT_EXAMINED) if one in verdicts), SUPPORTED)
+        said = "\n".join(str(one) for one in judged if one.verdict == verdict and verdict != SUPPORTED)
+        node = self.request.node
+        self.session.verdict(node, cell, verdict, judged, said)
+        node.stash[VERDICT] = verdict
+        if self.session.profile is not None and (known := self.session.profile.known_for(node.name)):
+            node.stash[KNOWN] = known
+        if verdict == REFUTED:
+            pytest.fail(said, pytrace=False)
+        if verdict == NOT_EXAMINED:
+            pytest.skip(said)
+
+    def not_examined(self, reason: str) -> None:
+        """End the test as not_examined, with the reason and what would make it examinable."""
+        __tracebackhide__ = True
+        self.request.node.stash[VERDICT] = "not_examined"
+        self.session.verdict(self.request.node, None, "not_examined", [], reason)
+        pytest.skip(reason)
+
+    def _bounds(self) -> list[Bound]:
+        from pytest_moetier.finding import load_bounds  # noqa: PLC0415
+
+        path = Path(self.request.node.path).parent / "bounds.yaml"
+        found = list(load_bounds(path.read_text(encoding="utf-8"), str(path))) if path.is_file() else []
+        return found + (list(self.session.profile.bounds) if self.session.profile else [])

@@ -1,0 +1,165 @@
+"""What is built without cmake or ninja on the host, and that it works in an empty environment outside the checkout."""
+
+from __future__ import annotations
+
+import configparser
+import email
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+import zipfile
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+CHECKOUT = Path(__file__).parents[2]
+NOT_SOURCE = shutil.ignore_patterns(".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.so")
+BUILD_TOOLS = ("cmake", "ctest", "cpack", "ninja")
+_spec = importlib.util.find_spec("build")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(_spec is None, reason="the package build is missing: pip install build"),
+]
+EXECUTABLES = ("pytest_moetier/bin/moetier-replay", "pytest_moetier/bin/moetier-balloon")
+
+
+@dataclass(frozen=True)
+class Built:
+    sdist: Path
+    wheel: Path
+    source: Path
+    env: dict[str, str]
+
+
+def run(*command: str | Path, cwd: Path, env: dict[str, str]) -> str:
+    """Run a command and return its output; a failure shows everything it said."""
+    done = subprocess.run([*command], cwd=cwd, env=env, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, f"{command} ended with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def no_build_tools(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+    """An environment whose PATH has every tool of this host but cmake and ninja."""
+    folder = tmp_path_factory.mktemp("path")
+    for place in ("/usr/local/bin", "/usr/bin", "/bin"):
+        for tool in sorted(Path(place).iterdir()) if Path(place).is_dir() else []:
+            link = folder / tool.name
+            if not tool.name.startswith(BUILD_TOOLS) and not link.is_symlink():
+                link.symlink_to(tool)
+    assert shutil.which("cmake", path=str(folder)) is None
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHON", "MOETIER_"))
+    }
+    return {**clean, "PATH": str(folder), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory, no_build_tools: dict[str, str]) -> Built:
+    """The sdist of the checkout, and the wheel that the sdist alone gives."""
+    work = tmp_path_factory.mktemp("built")
+    source = work / "source"
+    shutil.copytree(CHECKOUT, source, ignore=NOT_SOURCE)
+    run(sys.executable, "-m", "build", "--outdir", work / "dist", source, cwd=work, env=no_build_tools)
+    (sdist,) = (work / "dist").glob("*.tar.gz")
+    (wheel,) = (work / "dist").glob("*.whl")
+    return Built(sdist, wheel, source, no_build_tools)
+
+
+@pytest.fixture(scope="module")
+def names(built: Built) -> set[str]:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        return set(wheel.namelist())
+
+
+def test_one_wheel_serves_every_python_from_3_11(built: Built) -> None:
+    assert "-cp311-abi3-" in built.wheel.name
+
+
+def test_the_wheel_has_the_extension_the_types_and_the_executables(built: Built, names: set[str]) -> None:
+    expected = {"pytest_moetier/_sim.abi3.so", "pytest_moetier/_sim.pyi", "pytest_moetier/py.typed", *EXECUTABLES}
+    assert expected <= names
+    with zipfile.ZipFile(built.wheel) as wheel:
+        for name in EXECUTABLES:
+            assert wheel.getinfo(name).external_attr >> 16 & 0o111 == 0o111
+            assert wheel.read(name)[:4] == b"\x7fELF"
+
+
+def test_the_wheel_has_every_module_and_every_finding_of_the_checkout(names: set[str]) -> None:
+    modules = {str(p.relative_to(CHECKOUT)) for p in (CHECKOUT / "pytest_moetier").rglob("*.py")}
+    findings = {f"pytest_moetier/{p.relative_to(CHECKOUT)}" for p in (CHECKOUT / "bench").rglob("*.py")}
+    assert findings
+    assert modules | findings | {"pytest_moetier/bench/bounds.yaml"} <= names
+
+
+def test_the_wheel_has_nothing_but_the_package_and_its_metadata(names: set[str]) -> None:
+    assert {name.split("/")[0].split("-")[0] for name in names} == {"pytest_moetier"}
+    assert not [name for name in names if name.endswith((".c", ".h", ".pyc", "CMakeLists.txt"))]
+
+
+def test_the_metadata_names_the_licence_the_entry_points_and_the_floor_of_pytest(built: Built, names: set[str]) -> None:
+    with zipfile.ZipFile(built.wheel) as wheel:
+        (metadata_name,) = (n for n in names if n.endswith(".dist-info/METADATA"))
+        metadata = email.message_from_bytes(wheel.read(metadata_name))
+        points = wheel.read(metadata_name.replace("METADATA", "entry_points.txt")).decode()
+    assert metadata["License-Expression"] == "MIT"
+    assert metadata.get_all("License-File") == ["LICENSE"]
+    assert metadata["Requires-Python"] == ">=3.11"
+    assert {"pytest>=9", "pytest-benchmark>=5.3.1"} <= set(metadata.get_all("Requires-Dist"))
+    entry_points = configparser.ConfigParser()
+    entry_points.read_string(points)
+    assert {section: dict(entry_points[section]) for section in entry_points.sections()} == {
+        "console_scripts": {"moetier": "pytest_moetier.cli:main"},
+        "pytest11": {"moetier": "pytest_moetier.plugin"},
+    }
+
+
+def test_the_sdist_has_the_sources_the_tests_and_the_licence(built: Built) -> None:
+    with tarfile.open(built.sdist) as sdist:
+        files = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
+    wanted = {"CMakeLists.txt", "native/CMakeLists.txt", "native/sim/module.c", "LICENSE", "README.md", "CHANGELOG.md"}
+    wanted |= {"Makefile", "conftest.py", "bench/bounds.yaml", "tests/packaging/test_wheel.py", "pyproject.toml"}
+    assert wanted <= files
+    assert not [name for name in files if name.endswith((".so", ".pyc")) or name.startswith((".venv", "build/"))]
+
+
+def check_installed(python: Path, cwd: Path, env: dict[str, str]) -> None:
+    """The command answers, the findings are collected, data and executables are found."""
+    assert "usage: moetier" in run(python.parent / "moetier", "--help", cwd=cwd, env=env)
+    listing = run(python, "-m", "pytest", "--pyargs", "pytest_moetier.bench", "--collect-only", "-q", cwd=cwd, env=env)
+    assert "test_capacity.py::" in listing
+    code = (
+        "import importlib.resources as r, subprocess; from pytest_moetier import _sim;"
+        "from pytest_moetier.native import executable;"
+        "assert r.files('pytest_moetier.bench').joinpath('bounds.yaml').read_text();"
+        "print(subprocess.run([executable('moetier-replay'), '--nonsense'], capture_output=True).returncode)"
+    )
+    assert run(python, "-c", code, cwd=cwd, env=env).strip() == "2"
+
+
+def empty_venv(folder: Path, env: dict[str, str]) -> Path:
+    run(sys.executable, "-m", "venv", folder / "venv", cwd=folder, env=env)
+    return folder / "venv" / "bin" / "python"
+
+
+def test_the_wheel_works_in_an_empty_environment_outside_the_checkout(built: Built, tmp_path: Path) -> None:
+    python = empty_venv(tmp_path, built.env)
+    run(python, "-m", "pip", "install", "--quiet", built.wheel, cwd=tmp_path, env=built.env)
+    check_installed(python, tmp_path, built.env)
+
+
+def test_an_editable_install_works_and_follows_the_checkout(built: Built, tmp_path: Path) -> None:
+    python = empty_venv(tmp_path, built.env)
+    run(python, "-m", "pip", "install", "--quiet", "--editable", built.source, cwd=tmp_path, env=built.env)
+    check_installed(python, tmp_path, built.env)
+    added = built.source / "pytest_moetier" / "added_later.py"
+    added.write_text("HERE = True\n")
+    try:
+        run(python, "-c", "from pytest_moetier.added_later import HERE", cwd=tmp_path, env=built.env)
+    finally:
+        added.unlink()
+    run(python, "-m", "pytest", "bench/", "--collect-only", "-q", cwd=built.source, env=built.env)
