@@ -20,6 +20,7 @@ Commands: TypeAlias = "argparse._SubParsersAction[argparse.ArgumentParser]"  # n
 Progress = Callable[[int, int], None]
 
 _PLAIN_SECONDS = 2.0
+_STATE_STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
 def _print_json(content: Mapping[str, object]) -> None:
@@ -241,13 +242,19 @@ def doctor(args: argparse.Namespace) -> int:
         names = ("name", "state", "observed", "means", "fix")
         _print_json({"checks": [{name: getattr(check, name) for name in names} for check in checks]})
         return 0
+    from rich.box import SIMPLE  # noqa: PLC0415
     from rich.console import Console  # noqa: PLC0415
     from rich.table import Table  # noqa: PLC0415
+    from rich.text import Text  # noqa: PLC0415
 
-    table = Table("what", "state", "observed here", "so", "what would change it")
+    console = Console(width=None if sys.stdout.isatty() else 120)
+    table = Table("what", "state", "observed here, what it means, and what would change it", box=SIMPLE, pad_edge=False)
     for check in checks:
-        table.add_row(*(str(getattr(check, name)) for name in ("name", "state", "observed", "means", "fix")))
-    Console().print(table, markup=False)
+        text = Text(f"{check.observed}: {check.means}")
+        if check.fix:
+            text.append(f"\nto change it: {check.fix}", style="bold")
+        table.add_row(Text(check.name), Text(check.state, style=_STATE_STYLES.get(check.state, "")), text)
+    console.print(table)
     return 0
 
 

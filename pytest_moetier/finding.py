@@ -83,6 +83,25 @@ def metrics_of(runs: Sequence[ProvedRun]) -> dict[str, Metric]:
     return found
 
 
+def rail_deviation(
+    cell: Cell, metrics: Mapping[str, Metric], siblings: Mapping[Cell, Mapping[str, Metric]], pool_bytes: int
+) -> Metric | None:
+    """Return how far each round's device bytes lie from the inverse-capacity rail, as a share (paper section 4).
+
+    The rail is device bytes = k/C, anchored at the median of the largest capacity among ``siblings`` (the cells that
+    differ in capacity alone). It has no fitted parameter and is a reference, not a claim. None without an anchor.
+    """
+    anchors = {one.capacity.resolve(pool_bytes): found for one, found in siblings.items() if "device_bytes" in found}
+    if "device_bytes" not in metrics or not anchors:
+        return None
+    largest = max(anchors)
+    rail = anchors[largest]["device_bytes"].median * largest / cell.capacity.resolve(pool_bytes)
+    if not rail:
+        return None
+    values = tuple(value / rail - 1 for value in metrics["device_bytes"].values)
+    return Metric("rail_deviation", "share", "neither", values)
+
+
 @dataclass(frozen=True, slots=True)
 class HostMatch:
     """Which hosts a profile's bounds hold for: shell patterns against a host's facts; an empty one matches nothing."""

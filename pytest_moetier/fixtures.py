@@ -6,11 +6,12 @@ Importing this module is cheap; numpy, yaml and rich come in when the first cell
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
-from pytest_moetier.errors import AccountingError, MoetierError
+from pytest_moetier.errors import AccountingError, MoetierError, UnsupportedHostError
 from pytest_moetier.verdicts import Handle, session_of
 
 if TYPE_CHECKING:
@@ -41,12 +42,30 @@ class CellHandle(Handle):
             AccountingError: a round's accounting is not proved; nothing is stored and the test is INVALID.
         """
         __tracebackhide__ = True
-        from pytest_moetier.finding import metrics_of  # noqa: PLC0415
+        from pytest_moetier.finding import metrics_of, rail_deviation  # noqa: PLC0415
 
         self._metrics = metrics_of(self._result.runs)
+        if rail := rail_deviation(self._result.cell, self._metrics, self._siblings(), self._pool_bytes()):
+            self._metrics[rail.name] = rail
         self.session.note(self.request.node, self.cell, self._metrics, self._result.proofs)
         self._hand_over()
         return self._metrics
+
+    def _pool_bytes(self) -> int:
+        context = self.session.campaign.context
+        return context.pool_bytes if context else 0
+
+    def _siblings(self) -> dict[Cell, dict[str, Metric]]:
+        """Return the metrics of the proved cells that differ from this one in capacity alone."""
+        from pytest_moetier.finding import metrics_of  # noqa: PLC0415
+
+        mine = self.cell
+        results = self.session.campaign.results.values()
+        return {
+            one.cell: metrics_of(one.runs)
+            for one in results
+            if one.runs and not one.invalid and replace(one.cell, capacity=mine.capacity) == mine
+        }
 
     def judge(self, **values: float | None) -> None:
         """Judge the cell against every bound that holds for it; the verdict becomes the test's outcome.
@@ -114,6 +133,9 @@ def moetier_cell(request: pytest.FixtureRequest, moetier_benchmark: Any) -> Cell
     cell: Cell = request.param
     try:
         result = session.measured(request.session.items)[cell.id]
+    except UnsupportedHostError as error:
+        session.verdict(request.node, cell, "not_examined", [], str(error))
+        pytest.skip(str(error))
     except MoetierError as error:  # the session cannot measure at all
         _break(error, moetier_benchmark)
     if result.broken is not None:

@@ -101,6 +101,19 @@ def _rendered(table: Table, markup: bool) -> str:  # noqa: FBT001 - a terminal's
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
 
 
+_COLUMNS = (
+    "s/iter",
+    "range",
+    "spread",
+    "device/iter",
+    "spread",
+    "nominal",
+    "amp",
+    "amp at C",
+    "rail",
+    "resident",
+    "scan/steal",
+)
 _COLOURS = {"supported": "green", "refuted": "yellow", "invalid": "bold red", "not_examined": "dim"}
 
 
@@ -117,7 +130,7 @@ def _table(finding: str, records: Iterable[Record], session: MoetierSession) -> 
     title = f"{finding} ({', '.join(kinds)})" if kinds else finding
     table = Table(title=title, title_justify="left", pad_edge=False, box=box.SIMPLE_HEAD)
     table.add_column("cell", no_wrap=True)
-    for name in ("s/iter", "spread", "device/iter", "spread", "nominal", "amp", "amp at C", "resident", "scan/steal"):
+    for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for record in records:
@@ -130,19 +143,26 @@ def _figures(record: Record) -> list[str]:
     """Return the figures of a row; an unproved run has none to show."""
     metrics = {} if record.verdict == "invalid" else record.metrics
     seconds, device = metrics.get("seconds_per_iteration"), metrics.get("device_bytes")
+    rail = metrics.get("rail_deviation")
     scan = sum(metrics[name].median for name in metrics if name.startswith("scan_"))
     steal = sum(metrics[name].median for name in metrics if name.startswith("steal_"))
     return [
         format_seconds(seconds.median) if seconds else "",
+        _range(seconds) if seconds else "",
         f"{seconds.spread:.1%}" if seconds else "",
         format_bytes(device.median) if device else "",
         f"{device.spread:.1%}" if device else "",
         _bytes(metrics.get("nominal_bytes")),
         _plain(metrics.get("amplification")),
         _plain(metrics.get("amplification_at_c")),
+        f"{rail.median:+.1%}" if rail else "",
         _bytes(metrics.get("observed_capacity_bytes")),
         f"{scan / steal:.2f}" if steal else "",
     ]
+
+
+def _range(metric: Metric) -> str:
+    return f"{format_seconds(min(metric.values))} - {format_seconds(max(metric.values))}"
 
 
 def _bytes(metric: Metric | None) -> str:

@@ -7,7 +7,9 @@
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
 #include <time.h>
+#include <unistd.h>
 
 #include "balloon/events.h"
 
@@ -47,7 +49,8 @@ static bool add_locked(struct chunks *chunks, uint64_t bytes, struct failure *fa
     if (base == MAP_FAILED)
         return failure_set(failure, EXIT_FAILED, "memory", "%" PRIu64 " bytes asked: %s", bytes, strerror(errno));
     madvise(base, bytes, MADV_HUGEPAGE); // fewer faults; only a hint
-    if (mlock(base, bytes) != 0) {
+    // The system call itself: under ASan the function would do nothing.
+    if (syscall(SYS_mlock, base, bytes) != 0) {
         int error = errno;
         munmap(base, bytes);
         return refuse_lock(bytes, error, failure);
@@ -62,15 +65,25 @@ static bool add_locked(struct chunks *chunks, uint64_t bytes, struct failure *fa
     return true;
 }
 
+static bool leaves_floor(const struct chunks *chunks, uint64_t more, uint64_t floor_bytes, struct failure *failure)
+{
+    uint64_t available = mem_available_bytes();
+    if (available >= more && available - more >= floor_bytes)
+        return true;
+    return failure_set(failure, EXIT_RELEASED, "reserve", "inflating from %" PRIu64 " by %" PRIu64 " bytes would leave less than "
+                       "half the reserve (%" PRIu64 " bytes) of the %" PRIu64 " bytes available", chunks->bytes, more,
+                       floor_bytes, available);
+}
+
 static bool grow(struct chunks *chunks, uint64_t bytes, uint64_t floor_bytes, struct failure *failure)
 {
+    // What cannot be reached is refused before the host is squeezed; and others may take memory while this grows.
+    if (chunks->bytes < bytes && !leaves_floor(chunks, bytes - chunks->bytes, floor_bytes, failure))
+        return false;
     while (chunks->bytes < bytes) {
         uint64_t more = bytes - chunks->bytes < CHUNK_BYTES ? bytes - chunks->bytes : CHUNK_BYTES;
-        uint64_t available = mem_available_bytes();
-        if (available < more || available - more < floor_bytes)
-            return failure_set(failure, EXIT_RELEASED, "reserve", "inflating from %" PRIu64 " to %" PRIu64 " bytes would leave "
-                               "less than half the reserve (%" PRIu64 " bytes) of the %" PRIu64 " bytes available",
-                               chunks->bytes, bytes, floor_bytes, available);
+        if (!leaves_floor(chunks, more, floor_bytes, failure))
+            return false;
         pthread_mutex_lock(&chunks->lock);
         bool added = !chunks->released && add_locked(chunks, more, failure);
         pthread_mutex_unlock(&chunks->lock);

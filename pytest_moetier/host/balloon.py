@@ -17,7 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from pytest_moetier.errors import HarnessError, UnsupportedHostError
+from pytest_moetier.errors import HarnessError, HostBusyError, UnsupportedHostError
 from pytest_moetier.host import procfs
 from pytest_moetier.host.memboot import tolerance_bytes
 from pytest_moetier.host.restore import Journal
@@ -29,6 +29,8 @@ _ANSWER_SECONDS = 30.0
 _LOCK_BYTES_PER_SECOND = 50_000_000  # far below what page clearing takes, under emulation too
 _SETTLE_SECONDS = 0.3  # the kernel's free counters are folded from per-CPU ones every second or so
 _CLOSE_SECONDS = 5.0
+_DRIFT_TOLERANCES = 8  # an adjustment beyond these is someone else's memory, not the balloon's own error
+_DRIFT_BYTES = 512 << 20
 
 
 class Balloon:
@@ -251,6 +253,7 @@ def inflate_to(
     Raises:
         UnsupportedHostError: the target is below the reserve, or above what is available.
         HarnessError: mlock failed, or the target is not met in four adjustments.
+        HostBusyError: others allocate or free memory meanwhile, by more than max(8 tolerances, 512 MiB).
     """
     allowed = tolerance_bytes(target_available_bytes) if tolerance is None else tolerance
     balloon = Balloon.start(executable, check_target(target_available_bytes, reserve_bytes), reserve_bytes, journal)
@@ -263,11 +266,19 @@ def inflate_to(
 
 
 def _adjust(balloon: Balloon, target_available_bytes: int, allowed: int) -> None:
+    first = balloon.requested_bytes
     for _ in range(_ADJUSTMENTS):
         time.sleep(_SETTLE_SECONDS)
         off = mem_available_bytes() - target_available_bytes
         if abs(off) <= allowed // 4:
             return
+        drift = abs(balloon.requested_bytes + off - first)
+        if drift > max(_DRIFT_TOLERANCES * allowed, _DRIFT_BYTES):
+            raise HostBusyError(
+                f"MemAvailable moved by {format_bytes(drift, binary=True)} while the balloon was inflated",
+                "a host whose other processes hold still: chasing them could take memory that they need",
+                "end what allocates or frees memory beside the run",
+            )
         balloon.resize(max(balloon.requested_bytes + off, PAGE_BYTES))
     time.sleep(_SETTLE_SECONDS)
     off = mem_available_bytes() - target_available_bytes

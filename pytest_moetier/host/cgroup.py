@@ -2,15 +2,17 @@
 
 One protocol, two kernels' interfaces: v2 (``memory.max``) where the memory controller is on the unified hierarchy, else
 v1 (``memory.limit_in_bytes``). A mounted cgroup2 without ``memory`` in its controllers is not v2 mode (hybrid hosts).
-Where only a service manager may make groups, ``systemd_prefix`` starts a child in one, ``scope_of_process`` finds it.
+Where only a service manager may make groups, it is asked for a scope unit (``systemd-run --scope``).
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ _FIX = (
     "run as root, or give this user a delegated group with the memory controller, or a systemd user session "
     "(`loginctl enable-linger`)"
 )
+_SYSTEMD_SECONDS = 10.0
 _V1_FILES = (
     "memory.usage_in_bytes",
     "memory.max_usage_in_bytes",
@@ -101,6 +104,9 @@ class Scope(Protocol):
     def add(self, pid: int) -> None:
         """Move one process (all its threads) in."""
 
+    def enter_argv(self, argv: Sequence[str]) -> list[str]:
+        """Return the command line that starts ``argv`` inside, before its first allocation."""
+
     def set_limit(self, limit_bytes: int) -> int:
         """Set the wall in bytes and return it as read back (rounded to pages)."""
 
@@ -142,6 +148,10 @@ class _Group:
         procfs.write_text(self.path / "cgroup.procs", str(pid))
         if pid not in self.pids() and procfs.process_id(pid) is not None:
             raise HarnessError(f"process {pid} is not in {self.path} after the move", "it to be listed in cgroup.procs")
+
+    def enter_argv(self, argv: Sequence[str]) -> list[str]:
+        # What was charged elsewhere is not recharged by a later move.
+        return ["/bin/sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(self.path), *argv]
 
     def pids(self) -> tuple[int, ...]:
         return undo.group_pids(self.path)
@@ -214,6 +224,84 @@ class ScopeV2(_Group):
             return not _swap_is_on()
         procfs.write_text(self.path / "memory.swap.max", "0")
         return True
+
+
+class ScopeSystemd(ScopeV2):
+    """A scope unit of systemd's, kept alive by a holder that ends with this process (its standard input closes)."""
+
+    def __init__(self, unit: str, holder: subprocess.Popen[bytes], journal: Journal | None, *, user: bool) -> None:
+        """Find the group that the service manager has made for the holder."""
+        self._unit = unit
+        self._holder = holder
+        self._manager = ["--user"] if user else []
+        hierarchy, path = _group_of_holder(holder)
+        found = procfs.process_id(holder.pid)
+        token = ""
+        if journal is not None and found is not None:
+            token = journal.record("process", pid=found.pid, start_ticks=found.start_ticks, comm=found.comm)
+        super().__init__(path, _ancestors(hierarchy, path), journal, token)
+
+    def set_limit(self, limit_bytes: int) -> int:
+        """Set MemoryMax at the manager, which would else write its own value over ours."""
+        self._ask(["systemctl", *self._manager, "set-property", "--runtime", self._unit, f"MemoryMax={limit_bytes}"])
+        return _read_back(self.path / "memory.max", limit_bytes)
+
+    def disable_swap(self) -> bool:
+        """Say whether MemorySwapMax=0, given when the unit was made, holds."""
+        return procfs.try_int(self.path / "memory.swap.max") == 0 or not _swap_is_on()
+
+    def add(self, pid: int) -> None:
+        """Ask the manager to move the process: its group's common ancestor is not ours to write."""
+        self._ask([*self._attach(), str(pid)])
+
+    def enter_argv(self, argv: Sequence[str]) -> list[str]:
+        """Return the command line that has the manager move it before it becomes ``argv``."""
+        return ["/bin/sh", "-c", f'{shlex.join(self._attach())} $$ >/dev/null && exec "$@"', "moetier", *argv]
+
+    def close(self) -> None:
+        """Stop the unit, which ends what is left in it, and let the holder go."""
+        self._ask(["systemctl", *self._manager, "stop", self._unit], check=False)
+        if self._holder.stdin is not None:
+            self._holder.stdin.close()
+        try:
+            self._holder.wait(_SYSTEMD_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._holder.kill()
+            self._holder.wait()
+        if self._journal is not None:
+            self._journal.done(self._token)
+
+    def _attach(self) -> list[str]:
+        name = "org.freedesktop.systemd1"
+        call = [name, "/org/freedesktop/systemd1", f"{name}.Manager", "AttachProcessesToUnit", "ssau"]
+        return ["busctl", *self._manager, "call", *call, self._unit, "", "1"]
+
+    @staticmethod
+    def _ask(command: list[str], *, check: bool = True) -> None:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if check and done.returncode != 0:
+            raise HarnessError(f"`{shlex.join(command)}`: {done.stderr.strip()}", "the service manager to do it")
+
+
+def _group_of_holder(holder: subprocess.Popen[bytes]) -> tuple[_Hierarchy, Path]:
+    until = time.monotonic() + _SYSTEMD_SECONDS
+    while time.monotonic() < until and holder.poll() is None:
+        try:
+            return _systemd_group(holder.pid)
+        except HarnessError:
+            time.sleep(0.02)
+    return _systemd_group(holder.pid)
+
+
+def _systemd_scope(name: str, journal: Journal | None, *, user: bool) -> Scope:
+    command = [*systemd_prefix(name, None, user=user), "/bin/sh", "-c", "read _"]
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    try:
+        return ScopeSystemd(f"{name}.scope", holder, journal, user=user)
+    except BaseException:
+        holder.kill()
+        holder.wait()
+        raise
 
 
 def _read_back(path: Path, wanted: int) -> int:
@@ -300,7 +388,9 @@ def _may_make(version: int, folder: Path) -> bool:
         return False
     enabled = (procfs.try_text(folder / "cgroup.subtree_control") or "").split()
     available = (procfs.try_text(folder / "cgroup.controllers") or "").split()
-    return "memory" in enabled or ("memory" in available and os.access(procfs.at(folder / "cgroup.subtree_control"), os.W_OK))
+    return "memory" in enabled or (
+        "memory" in available and os.access(procfs.at(folder / "cgroup.subtree_control"), os.W_OK)
+    )
 
 
 def scope_support() -> Support:
@@ -344,7 +434,7 @@ def create_scope(label: str, journal: Journal | None = None) -> Scope:
     Raises:
         UnsupportedHostError: no hierarchy with a memory controller may be written here.
     """
-    name = f"{undo.PREFIX}{os.getpid()}-{re.sub(r'[^A-Za-z0-9_-]', '_', label)}"
+    name = _scope_name(label)
     refused = ""
     for hierarchy in _hierarchies():
         for parent in _parents(hierarchy):
@@ -353,6 +443,8 @@ def create_scope(label: str, journal: Journal | None = None) -> Scope:
             except (OSError, UnsupportedHostError, HarnessError) as error:
                 refused = refused or f"; {parent}: {error}"
     support = scope_support()
+    if support.kind in {"systemd", "systemd-user"}:
+        return _systemd_scope(name, journal, user=support.kind == "systemd-user")
     raise UnsupportedHostError(f"{support.reason}{refused}", "a writable memory controller", support.fix or _FIX)
 
 
@@ -400,11 +492,15 @@ def limit_of(text: str | None) -> int | None:
     return None if value is None or value >= _UNLIMITED else value
 
 
-def systemd_prefix(label: str, limit_bytes: int, *, user: bool) -> tuple[str, ...]:
-    """Return the start of a command line that runs the rest in a systemd scope with a wall and no swap."""
-    unit = f"{undo.PREFIX}{os.getpid()}-{re.sub(r'[^A-Za-z0-9_-]', '_', label)}"
+def _scope_name(label: str) -> str:
+    return f"{undo.PREFIX}{os.getpid()}-{re.sub(r'[^A-Za-z0-9_-]', '_', label)}"
+
+
+def systemd_prefix(unit: str, limit_bytes: int | None, *, user: bool) -> tuple[str, ...]:
+    """Return the start of a command line that runs the rest in the systemd scope ``unit``, walled and without swap."""
     manager = ("--user",) if user else ()
-    properties = ("-p", "MemoryAccounting=yes", "-p", f"MemoryMax={limit_bytes}", "-p", "MemorySwapMax=0")
+    limit = "infinity" if limit_bytes is None else str(limit_bytes)
+    properties = ("-p", "MemoryAccounting=yes", "-p", f"MemoryMax={limit}", "-p", "MemorySwapMax=0")
     return ("systemd-run", *manager, "--scope", "--quiet", "--collect", f"--unit={unit}", *properties, "--")
 
 
@@ -414,12 +510,16 @@ def scope_of_process(pid: int) -> Scope:
     Raises:
         HarnessError: the process is gone or is not in a scope of ours.
     """
+    hierarchy, path = _systemd_group(pid)
+    return ScopeV2(path, _ancestors(hierarchy, path), None, "")
+
+
+def _systemd_group(pid: int) -> tuple[_Hierarchy, Path]:
     for mount in procfs.mounts():
         if mount.kind == "cgroup2":
             path = _group_of(pid, Path(mount.point), mount.root, "")
             if path.name.startswith(undo.PREFIX):
-                hierarchy = _Hierarchy(2, Path(mount.point), path)
-                return ScopeV2(path, _ancestors(hierarchy, path), None, "")
+                return _Hierarchy(2, Path(mount.point), path), path
     raise HarnessError(f"process {pid} is not in a scope named {undo.PREFIX}*", "the scope that systemd-run made")
 
 

@@ -264,9 +264,9 @@ def _process_io_counts() -> bool:
 
 def _damon_running() -> tuple[str, ...]:
     daemons = [
-        f"kdamond {state.parent.name} ({', '.join(_damon_actions(state.parent)) or 'monitors only'})"
+        f"kdamond {state.parent.name} ({', '.join(_damon_actions(state.parent)) or 'actions not readable'})"
         for state in sorted(procfs.at("/sys/kernel/mm/damon/admin/kdamonds").glob("*/state"))
-        if state.read_text().strip() == "on"
+        if _file_text(state) != "off"  # unreadable without root: it may run
     ]
     modules = [
         name
@@ -277,7 +277,14 @@ def _damon_running() -> tuple[str, ...]:
 
 
 def _damon_actions(kdamond: Path) -> list[str]:
-    return sorted({file.read_text().strip() for file in kdamond.glob("contexts/*/schemes/*/action")})
+    return sorted({text for file in kdamond.glob("contexts/*/schemes/*/action") if (text := _file_text(file))})
+
+
+def _file_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -305,6 +305,6 @@ def process_id(pid: int) -> ProcessId | None:
 
 
 def command_line(pid: int) -> str:
-    """Return the command line of ``pid``, or its comm in brackets, or "" when it is gone."""
-    words = (try_text(f"/proc/{pid}/cmdline") or "").replace("\0", " ").strip()
-    return words or (f"[{(try_text(f'/proc/{pid}/comm') or '').strip()}]")
+    """Return the command line of ``pid`` on one line of at most 120 characters, or its comm in brackets."""
+    words = " ".join((try_text(f"/proc/{pid}/cmdline") or "").replace("\0", " ").split())
+    return words[:120] or f"[{(try_text(f'/proc/{pid}/comm') or '').strip()}]"

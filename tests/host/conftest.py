@@ -1,3 +1,5 @@
+"""What the tests of the host need: recorded hosts, and what this host must have to be tested on."""
+
 from __future__ import annotations
 
 import os

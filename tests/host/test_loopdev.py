@@ -1,3 +1,5 @@
+"""A pool image on its own loop device, really attached and mounted here."""
+
 from __future__ import annotations
 
 import os

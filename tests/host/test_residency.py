@@ -1,3 +1,5 @@
+"""How much of a file is cached."""
+
 from __future__ import annotations
 
 import os
@@ -29,7 +31,7 @@ def test_a_dropped_file_is_not_resident_and_a_read_one_wholly_is(cached: Path) -
 def test_mincore_agrees_with_cachestat_on_a_file_of_ones_own(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = residency.resident_bytes(cached)
 
-    def absent(descriptor: int) -> int:
+    def absent(_descriptor: int) -> int:
         raise OSError(38, "ENOSYS")
 
     monkeypatch.setattr(residency, "cachestat_pages", absent)

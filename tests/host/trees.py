@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
+Recorded = Callable[[str], Path]
+"""The fixture `recorded`: lay out the host of that name, read procfs from it, return its folder."""
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "host"
 
 

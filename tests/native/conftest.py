@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import itertools
 import json
 import os
 import struct
@@ -23,10 +24,11 @@ POOL_ID = 0x0123456789ABCDEF
 STAMPED = 1
 SOURCE = Path(__file__).parents[2]
 HEADER_FIELDS = (
-    "magic version header_bytes file_bytes n_iterations n_accesses n_experts n_extents n_files strings_bytes "
-    "off_iterations off_sequence off_experts off_extents off_files off_strings pool_id flags page_bytes total_bytes "
-    "reserved_1 crc_body reserved_2 crc_header"
-).split()
+    *("magic", "version", "header_bytes", "file_bytes"),
+    *("n_iterations", "n_accesses", "n_experts", "n_extents", "n_files", "strings_bytes"),
+    *("off_iterations", "off_sequence", "off_experts", "off_extents", "off_files", "off_strings"),
+    *("pool_id", "flags", "page_bytes", "total_bytes", "reserved_1", "crc_body", "reserved_2", "crc_header"),
+)
 HEADER_FORMAT = "<8sII7Q6QQIIQIIII"
 SECTIONS = ("iterations", "sequence", "experts", "extents", "files", "strings")
 
@@ -65,7 +67,7 @@ class PlanParts:
 
     def sections(self) -> dict[str, bytes]:
         """Return each section's bytes, in the file's order."""
-        starts = [sum(len(path) for path, _ in self.files[:i]) for i in range(len(self.files))]
+        starts = itertools.accumulate((len(path) for path, _ in self.files[:-1]), initial=0)
         return {
             "iterations": struct.pack(f"<{len(self.iterations)}Q", *self.iterations),
             "sequence": struct.pack(f"<{len(self.sequence)}I", *self.sequence),
@@ -162,8 +164,8 @@ def drop_file(path: Path) -> None:
 def write_pool(root: Path, layout: str, size: int, accesses: Sequence[Sequence[int]]) -> Pool:
     """Write two layers of four experts of ``size`` bytes in the given layout, and a plan of the given iterations.
 
-    Layouts: ``files`` (one per expert), ``one_file`` (page-aligned in one file), ``unaligned`` (in one file, from byte 100,
-    back to back), ``split`` (each expert in two extents: the second half stands before the first).
+    Layouts: ``files`` (one per expert), ``one_file`` (page-aligned in one file), ``unaligned`` (in one file, from byte
+    100, back to back), ``split`` (each expert in two extents: the second half stands before the first).
     """
     root.mkdir()
     keys = [(layer, expert) for layer in range(2) for expert in range(4)]
@@ -242,7 +244,7 @@ def replay(native_bin: Path) -> Callable[..., Outcome]:
     def run(pool: Pool, *options: str | Path, prefix: Sequence[str] = ()) -> Outcome:
         command = [*prefix, native_bin / "moetier-replay", pool.plan, "--root", pool.root, *options]
         done = subprocess.run(command, capture_output=True, stdin=subprocess.DEVNULL, check=False, timeout=60)
-        return Outcome(done.returncode, parse_events(done.stdout), done.stderr.decode())
+        return Outcome(done.returncode, parse_events(done.stdout), done.stderr.decode(errors="replace"))
 
     return run
 

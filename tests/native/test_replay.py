@@ -15,10 +15,9 @@ import pytest
 
 MODES = ("page_cache", "fadv_random", "mmap", "direct")
 PAGE = 4096
-MISSES_64_KIB = ((0, 1, 2, 3), (4, 5, 6, 7))
 
-type Replay = Callable[..., Any]
-type MakePool = Callable[..., Any]
+Replay = Callable[..., Any]
+MakePool = Callable[..., Any]
 
 
 @contextlib.contextmanager
@@ -137,7 +136,9 @@ def test_bytes_that_are_no_stamp_are_shown(replay: Replay, make_pool: MakePool) 
     assert "no stamp but the bytes 00 01 02 03 04 05 06 07 08 09 0a 0b 0c 0d 0e 0f" in message
 
 
-@pytest.mark.parametrize(("which", "page", "code"), [("full", 5, 1), ("ends", 5, 0), ("ends", 0, 1), ("ends", 15, 1), ("none", 0, 0)])
+@pytest.mark.parametrize(
+    ("which", "page", "code"), [("full", 5, 1), ("ends", 5, 0), ("ends", 0, 1), ("ends", 15, 1), ("none", 0, 0)]
+)
 def test_stamps_are_compared_as_far_as_asked(
     replay: Replay, make_pool: MakePool, which: str, page: int, code: int
 ) -> None:
@@ -286,11 +287,11 @@ def test_residency_samples_are_evenly_spaced(
 
 def test_captures_are_raw_and_say_which_files_are_missing(replay: Replay, make_pool: MakePool, tmp_path: Path) -> None:
     awkward = tmp_path / 'a "quoted"\n name'
-    awkward.write_bytes(b"tab\t\"quote\" \\ \x00\x01\x1f\x7f caf\xc3\xa9 \xf0\x9f\x8c\x90 bad \xff\xc3 \xed\xa0\x80\n")
+    awkward.write_bytes(b'tab\t"quote" \\ \x00\x01\x1f\x7f caf\xc3\xa9 \xf0\x9f\x8c\x90 bad \xff\xc3 \xed\xa0\x80\n')
     outcome = replay(make_pool(), "--capture", awkward, "--capture", "/nonexistent/file", "--passes", "one")
     for capture in outcome.named("capture"):
         assert capture["files"] == [
-            {"path": str(awkward), "text": awkward.read_bytes().decode(errors="replace").replace("\ufffd" * 3, "\ufffd" * 3)},
+            {"path": str(awkward), "text": awkward.read_bytes().decode(errors="replace")},
             {"path": "/nonexistent/file", "errno": 2, "error": "No such file or directory"},
         ]
         assert capture["inflight_zero"] is None
@@ -356,9 +357,6 @@ def test_a_pool_with_more_files_than_mappings_is_unsupported(replay: Replay, mak
         pytest.skip(f"vm.max_map_count is {most}: the plan would be large")
     pool = make_pool()
     pool.parts.files += [(b"L0-E0", 16 * PAGE)] * (most - 63 - 8)
-    sections = pool.parts.sections if most < 1000 else None
-    assert sections is None
-    pool.parts.files = [*pool.parts.files[:8], *[(b"", 0)] * 0, *pool.parts.files[8:]]
     pool.write_plan()
     outcome = replay(pool, "--mode", "mmap")
     assert outcome.exit == 77
@@ -368,7 +366,7 @@ def test_a_pool_with_more_files_than_mappings_is_unsupported(replay: Replay, mak
 def test_mode_direct_needs_a_device(replay: Replay, make_pool: MakePool) -> None:
     shm = Path("/dev/shm")  # noqa: S108
     if not os.access(shm, os.W_OK):
-        pytest.skip("/dev/shm cannot be written")
+        pytest.skip("no tmpfs that can be written")
     root = shm / f"moetier-test-{os.getpid()}"
     try:
         outcome = replay(make_pool(root=root), "--mode", "direct")
@@ -466,9 +464,7 @@ def test_the_plan_leaves_no_page_behind(replay: Replay, make_pool: MakePool, res
     assert resident(pool.plan) == 0
 
 
-def test_memory_beyond_the_destinations_is_bounded(
-    replay: Replay, make_pool: MakePool, *, sanitized: bool
-) -> None:
+def test_memory_beyond_the_destinations_is_bounded(replay: Replay, make_pool: MakePool, *, sanitized: bool) -> None:
     if sanitized:
         pytest.skip("the sanitizers' memory is not the product's")
     accesses = 1_000_000
@@ -528,7 +524,7 @@ def test_the_self_test_says_which_probes_tell_the_truth(native_bin: Path, tmp_pa
     assert answer["cachestat"]["truth"] in {"told", "refused"}
 
 
-def test_mincore_is_not_believed_on_a_file_of_another_user(native_bin: Path, tmp_path: Path) -> None:
+def test_mincore_is_not_believed_on_a_file_of_another_user(native_bin: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("needs root to become another user")
     file = Path(f"/var/tmp/moetier-test-{os.getpid()}")  # noqa: S108

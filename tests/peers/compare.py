@@ -99,8 +99,8 @@ def on_cpu_seconds(pid: int) -> float:
 class Replay:
     """One run of the replayer: its events, and what the kernel says of the process."""
 
-    def __init__(self, bench: Bench, plan: Path, *options: str) -> None:
-        """Start the replayer, let it run to its end, and keep its events."""
+    def __init__(self, bench: Bench, plan: Path, prepare: Callable[[], None], *options: str) -> None:
+        """Start the replayer; prepare the cache once it has its memory and waits; let it run to its end."""
         command = [str(executable("moetier-replay")), str(plan), "--root", str(bench.root), "--wait", *options]
         child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         assert child.stdin is not None
@@ -112,36 +112,39 @@ class Replay:
             event = json.loads(line)
             self.events.append(event)
             if event["event"] == "ready":
-                before = on_cpu_seconds(child.pid)
+                prepare()
+                before = on_cpu_seconds(child.pid)  # exact: every thread sleeps
                 child.stdin.write("go\n")
                 child.stdin.flush()
-            elif event["event"] == "pass" and not self.peak_bytes:
+            elif event["event"] == "pass":
                 status = Path(f"/proc/{child.pid}/status").read_text()
-                # Gone when the process has just ended: only asked for after a pass that is not the last.
-                self.peak_bytes = next((int(row.split()[1]) * 1024 for row in status.splitlines() if "VmHWM" in row), 0)
+                peaks = [int(row.split()[1]) * 1024 for row in status.splitlines() if "VmHWM" in row]
+                self.peak_bytes = max(peaks, default=self.peak_bytes)  # none once the last pass has ended the process
         _, status, usage = os.wait4(child.pid, 0)
         child.returncode = os.waitstatus_to_exitcode(status)
         assert child.returncode == 0, f"{command} ended with {child.returncode}: {self.events[-2:]}"
         self.cpu_seconds = usage.ru_utime + usage.ru_stime - before
 
-    def first(self, kind: str) -> dict:
-        """Return the first event of a kind."""
-        return next(event for event in self.events if event["event"] == kind)
-
-    def side(self) -> Side:
-        """Return the first pass as a side of a comparison; the CPU time includes the end of the process."""
-        done = self.first("pass")
-        return Side(done["bytes"], done["wall_seconds"], self.cpu_seconds)
+    def only(self, kind: str, **values: str) -> dict:
+        """Return the one event of a kind with these values."""
+        (found,) = (event for event in self.events if event["event"] == kind and values.items() <= event.items())
+        return found
 
 
-def ours(bench: Bench, plan: Path, threads: int, mode: str) -> Side:
-    """Replay the plan once: stamps of the first and last page checked, one destination per thread."""
+def ours(bench: Bench, plan: Path, threads: int, mode: str, prepare: Callable[[], None]) -> Side:
+    """Replay the plan: stamps of the first and last page checked, one destination per thread.
+
+    The CPU time includes the end of the process.
+    """
     words = ("--mode", mode, "--threads", str(threads), "--destinations", str(threads), "--stamps", "ends")
-    return Replay(bench, plan, "--passes", "measured", *words).side()
+    run = Replay(bench, plan, prepare, "--passes", "measured", *words)
+    done = run.only("pass")
+    return Side(done["bytes"], done["wall_seconds"], run.cpu_seconds)
 
 
-def fio(bench: Bench, threads: int, *options: str) -> Side:
+def fio(bench: Bench, threads: int, prepare: Callable[[], None], *options: str) -> Side:
     """Run fio over the same file with the same alignment, without its own timing of each read."""
+    prepare()
     command = ["fio", "--name=peer", f"--filename={bench.file}", "--readonly", "--rw=randread", "--bs=1M"]
     command += ["--ioengine=psync", "--thread=1", f"--numjobs={threads}", "--iomem_align=4k", "--fadvise_hint=0"]
     command += ["--invalidate=0", "--randrepeat=0", "--gtod_reduce=1", "--output-format=json", *options]
@@ -184,12 +187,10 @@ def hits(bench: Bench, threads: int, pairs: int, n: int) -> Result:
     name = f"hits_per_cpu_second_{threads}_thread" + "s" * (threads > 1)
     sequence = np.random.default_rng(threads).integers(0, N_EXPERTS, n)
     plan = bench.plan(name, sequence, ACCESSES_PER_ITERATION)
-    each = f"--io_size={n // threads * EXPERT_BYTES}"
-    size = f"--size={N_EXPERTS * EXPERT_BYTES}"
-    warm(bench.file)
+    options = ("--norandommap", f"--size={N_EXPERTS * EXPERT_BYTES}", f"--io_size={n // threads * EXPERT_BYTES}")
     sides = (
-        lambda: ours(bench, plan, threads, "page_cache"),
-        lambda: fio(bench, threads, "--norandommap", size, each),
+        lambda: ours(bench, plan, threads, "page_cache", lambda: warm(bench.file)),
+        lambda: fio(bench, threads, lambda: warm(bench.file), *options),
     )
     rates = compare(name, "GB/CPU-s", pairs, sides, lambda side: side.bytes / 1e9 / side.cpu_seconds)
     return result(name, "GB/CPU-s", rates, 0.97)
@@ -202,15 +203,11 @@ def cold(bench: Bench, mode: str, pairs: int, threads: int = 2) -> Result:
     part = N_EXPERTS // threads * EXPERT_BYTES
     options = (f"--size={part}", f"--offset_increment={part}", f"--direct={int(mode == 'direct')}")
 
-    def ours_cold() -> Side:
-        drop_cache()
-        return ours(bench, plan, threads, mode)
-
-    def fio_cold() -> Side:
-        drop_cache()
-        return fio(bench, threads, *options)
-
-    rates = compare(name, "GB/s", pairs, (ours_cold, fio_cold), lambda side: side.bytes / 1e9 / side.wall_seconds)
+    sides = (
+        lambda: ours(bench, plan, threads, mode, drop_cache),
+        lambda: fio(bench, threads, drop_cache, *options),
+    )
+    rates = compare(name, "GB/s", pairs, sides, lambda side: side.bytes / 1e9 / side.wall_seconds)
     return result(name, "GB/s", rates, 0.95)
 
 
@@ -230,18 +227,23 @@ def own_costs(bench: Bench) -> Iterator[Result]:
     stat = f"/sys/dev/block/{os.major(device)}:{os.minor(device)}/stat"
     options = [word for path in captured for word in ("--capture", path)]
     options += ["--device-stat", stat] if Path(stat).exists() else []
-    warm(bench.file)
-    run = Replay(bench, plan, "--passes", "measured,again", "--threads", "2", "--hits", "auto", *options)
-    clocks = {e["at"]: e["clock_seconds"] for e in run.events if e["event"] == "capture"}
-    done = run.first("pass")
-    whole = clocks["measured:exit"] - clocks["measured:entry"]
-    # One capture lies between the two clocks; the other costs as much.
-    spent = done["elapsed_seconds"] - done["wall_seconds"] + 2 * max(whole - done["elapsed_seconds"], 0.0)
-    say(f"captures and bookkeeping: {spent * 1e3:.2f} ms of a pass of {whole:.2f} s")
-    yield under("captures_and_bookkeeping", "share of a pass", spent / whole, 0.01)
-    start = run.first("start")
-    beyond = run.peak_bytes - start["destinations"] * start["destination_bytes"]
+    words = ("--passes", "measured,again", "--threads", "2", "--hits", "auto", "--hits-passes", "measured", *options)
+    runs = [Replay(bench, plan, lambda: warm(bench.file), *words) for _ in range(5)]
+    yield under("captures_and_bookkeeping", "share of a pass", statistics.median(map(share_beside_reads, runs)), 0.01)
+    start = runs[0].only("start")
+    beyond = max(run.peak_bytes for run in runs) - start["destinations"] * start["destination_bytes"]
     yield under("memory_beyond_destinations", "bytes", beyond, (16 << 20) + 16 * n)
+
+
+def share_beside_reads(run: Replay) -> float:
+    """Return the share of the measured pass that is not reading: both captures, and all that is between iterations."""
+    clocks = {event["at"]: event["clock_seconds"] for event in run.events if event["event"] == "capture"}
+    done = run.only("pass", **{"pass": "measured"})
+    whole = clocks["measured:exit"] - clocks["measured:entry"]
+    capture = max(whole - done["elapsed_seconds"], 0.0)  # one of the two lies between the two clocks
+    spent = done["elapsed_seconds"] - done["wall_seconds"] + 2 * capture
+    say(f"captures and bookkeeping: {spent * 1e3:.2f} ms of a pass of {whole:.2f} s")
+    return spent / whole
 
 
 def say(line: str) -> None:
@@ -267,7 +269,7 @@ def main() -> int:
     parser.add_argument("--output", type=Path, default=Path("peers.json"))
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on the device to read from")
     parser.add_argument("--pairs", type=int, default=7, help="interleaved pairs of each comparison")
-    parser.add_argument("--gib", type=int, default=16, help="GiB of hits a run")
+    parser.add_argument("--gib", type=int, default=8, help="GiB of hits a run")
     parser.add_argument("--only", default="", choices=("", "hits", "cold", "own"), help="only these comparisons")
     args = parser.parse_args()
     if shutil.which("fio") is None:
@@ -279,7 +281,7 @@ def main() -> int:
         if args.only in ("", "hits"):
             results += [hits(bench, threads, args.pairs, args.gib * 1024) for threads in (1, 2)]
         if args.only in ("", "cold"):
-            results += [cold(bench, mode, args.pairs) for mode in ("direct", "page_cache")]
+            results += [cold(bench, mode, 2 * args.pairs) for mode in ("direct", "page_cache")]
         if args.only in ("", "own"):
             results += own_costs(bench)
     args.output.write_text(json.dumps([asdict(one) for one in results], indent=2) + "\n")

@@ -51,7 +51,7 @@ def small_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
         pytest.skip(scope_support().reason)
     path = tmp_path_factory.mktemp("pool") / "small"
     shape = resolve_shape("custom", layers=LAYERS, experts=EXPERTS, k=8, expert_bytes=str(EXPERT_BYTES))
-    create_pool(shape, path)
+    create_pool(path, shape, store="image")
     return path
 
 

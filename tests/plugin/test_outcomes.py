@@ -46,7 +46,14 @@ def test_a_proved_cell_within_its_bounds_passes_with_its_whole_proof(run: Bench,
     assert cell["verdict"] == "supported"
     states = {one["name"]: one["state"] for one in cell["proof"][0]}
     assert "broken" not in states.values()
-    for name in ("limit_read_back", "wall_reached", "charged_at_entry", "stamps", "device_two_witnesses", "belady_floor"):
+    for name in (
+        "limit_read_back",
+        "wall_reached",
+        "charged_at_entry",
+        "stamps",
+        "device_two_witnesses",
+        "belady_floor",
+    ):
         assert states[name] == "held", (name, cell["proof"][0])
 
 
@@ -108,7 +115,9 @@ def test_a_second_session_compares_itself_with_the_first(run: Bench) -> None:
 def test_another_plan_is_not_compared(run: Bench) -> None:
     run("-k", "test_capacity[", "--benchmark-autosave")
     result = run("-k", "test_capacity[", "--moetier-iterations=10", "--moetier-compare")
-    result.stdout.fnmatch_lines(["compare: C30pct-cgroup-mglru_host: another plan_crc, iterations in the stored session"])
+    result.stdout.fnmatch_lines(
+        ["compare: C30pct-cgroup-mglru_host: another plan_crc, iterations in the stored session"]
+    )
 
 
 def test_learning_writes_a_profile_that_then_passes(run: Bench, pytester: pytest.Pytester) -> None:
@@ -129,7 +138,9 @@ def test_an_expected_refutation_that_no_longer_holds_is_xpassed(run: Bench, pyte
     run.write(bounds=IMPOSSIBLE)  # type: ignore[attr-defined]
     run("-k", "test_capacity[", "--moetier-learn=host.yaml")
     profile = pytester.path.joinpath("host.yaml")
-    kept = profile.read_text().partition("bounds:")[0] + "bounds: []\nknown:" + profile.read_text().partition("known:")[2]
+    kept = (
+        profile.read_text().partition("bounds:")[0] + "bounds: []\nknown:" + profile.read_text().partition("known:")[2]
+    )
     profile.write_text(kept)
     run.write()  # type: ignore[attr-defined]
     run("-k", "test_capacity[", "--moetier-profile=host.yaml").assert_outcomes(xpassed=1, deselected=1)

@@ -31,7 +31,9 @@ def test_cells_are_selected_by_marker_and_by_id(bench: Bench, expression: tuple[
 
 
 def test_both_states_of_mglru_double_the_cells(bench: Bench) -> None:
-    result = bench("--collect-only", "-q", "--moetier-mglru=both", "--moetier-capacity=5%", "--moetier-mechanism=cgroup")
+    result = bench(
+        "--collect-only", "-q", "--moetier-mglru=both", "--moetier-capacity=5%", "--moetier-mechanism=cgroup"
+    )
     result.stdout.fnmatch_lines(["*C5pct-cgroup-mglru_on?", "*C5pct-cgroup-mglru_off?"])
 
 

@@ -1,0 +1,112 @@
+"""What the boot line says, and the switch of the multi-generational LRU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pytest_moetier.errors import HarnessError, InputError, UnsupportedHostError
+from pytest_moetier.host import memboot, mglru, procfs
+from pytest_moetier.host.restore import Journal
+
+GIB = 1 << 30
+Switch = tuple[Path, Journal]
+
+
+def host(root: Path, cmdline: str, available_kb: int = 4 << 20) -> Path:
+    (root / "proc").mkdir()
+    (root / "proc/cmdline").write_text(cmdline)
+    (root / "proc/meminfo").write_text(f"MemTotal: {8 << 20} kB\nMemFree: 1 kB\nMemAvailable: {available_kb} kB\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("cmdline", "size"),
+    [
+        ("ro mem=4G quiet", 4 * GIB),
+        ("mem=512m", 512 << 20),
+        ("mem=1073741824", GIB),
+        ("memory=4G memmap=1G@2G", None),
+        ("mem=8G mem=4G", 4 * GIB),
+    ],
+)
+def test_the_boot_lines_mem_argument_is_recognised(tmp_path: Path, cmdline: str, size: int | None) -> None:
+    with procfs.rooted(host(tmp_path, cmdline)):
+        assert memboot.mem_argument() == size
+
+
+def test_without_it_the_line_to_boot_with_is_given(tmp_path: Path) -> None:
+    # 8 GiB of which 4 are in use: 2 GiB available needs 6 GiB.
+    with procfs.rooted(host(tmp_path, "ro quiet")), pytest.raises(UnsupportedHostError, match="`mem=6144M`"):
+        memboot.memboot_support(2 * GIB)
+
+
+def test_a_kernel_booted_for_the_capacity_is_supported_within_two_percent(tmp_path: Path) -> None:
+    with procfs.rooted(host(tmp_path, "mem=8G")):
+        assert memboot.memboot_support(4 * GIB) == memboot.MemBoot(8 * GIB, 4 * GIB)
+        assert memboot.memboot_support(4 * GIB + 80 * (1 << 20)).mem_bytes == 8 * GIB
+        with pytest.raises(UnsupportedHostError, match=r"MemAvailable is 4 GiB; expected 4\.1"):
+            memboot.memboot_support(4 * GIB + 120 * (1 << 20))
+
+
+@pytest.fixture
+def switch(tmp_path: Path) -> Iterator[Switch]:
+    path = tmp_path / "root" / mglru.ENABLED.lstrip("/")
+    path.parent.mkdir(parents=True)
+    path.write_text("0x0007\n")
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    journal = Journal(state)
+    with procfs.rooted(tmp_path / "root"):
+        yield path, journal
+        journal.close()
+
+
+def test_mglru_is_set_verified_and_set_back(switch: Switch) -> None:
+    path, journal = switch
+    assert mglru.current() == "on"
+    with mglru.held("off", journal) as setting:
+        assert path.read_text() == "0x0000\n"  # a shorter write leaves the newline of the plain file behind
+        assert mglru.current() == "off"
+        seen = setting.verified()
+    assert seen == mglru.MglruSetting("off", "off", "off")
+    assert seen.as_wanted
+    assert mglru.current() == "on"
+
+
+@pytest.mark.usefixtures("switch")
+def test_without_a_journal_it_is_set_back_too() -> None:
+    with mglru.held("off"):
+        assert mglru.current() == "off"
+    assert mglru.current() == "on"
+
+
+def test_a_change_in_the_middle_is_seen(switch: Switch) -> None:
+    path, journal = switch
+    with mglru.held("off", journal) as setting:
+        path.write_text("0x0007")
+        seen = setting.verified()
+        with pytest.raises(HarnessError, match="MGLRU is on; expected off"):
+            mglru.verify("off")
+    assert not seen.as_wanted
+
+
+def test_host_leaves_the_switch_alone(switch: Switch) -> None:
+    path, journal = switch
+    with mglru.held("host", journal) as setting:
+        assert path.read_text() == "0x0007\n"
+    assert setting.verified().as_wanted
+
+
+def test_a_kernel_without_it_is_off_by_itself_and_cannot_be_on(tmp_path: Path) -> None:
+    with procfs.rooted(tmp_path):
+        assert mglru.current() == "absent"
+        with mglru.held("off") as setting:
+            assert setting.verified().as_wanted
+        mglru.verify("off")
+        with pytest.raises(UnsupportedHostError, match=r"enabled is absent.*--moetier-kernel"):
+            mglru.set_state("on")
+        with pytest.raises(InputError, match="'sometimes' is unknown"):
+            mglru.set_state("sometimes")

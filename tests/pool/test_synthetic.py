@@ -1,0 +1,317 @@
+"""Pools are created whole, resumed after a kill or a full disk, and refused where they are not sound."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from pytest_moetier.errors import HarnessError, HostBusyError, InputError, UnsupportedHostError
+from pytest_moetier.host import loopdev
+from pytest_moetier.pool import synthetic
+from pytest_moetier.pool.check import check_pool
+from pytest_moetier.pool.manifest import MANIFEST_NAME
+from pytest_moetier.pool.opened import open_pool
+from pytest_moetier.pool.profiles import Shape, resolve_shape
+from pytest_moetier.pool.synthetic import PROGRESS_NAME, choose_store, create_pool, image_bytes, plan_manifest
+
+LAYOUTS = ("file_per_expert", "one_file")
+
+
+def sound(path: Path) -> bool:
+    with open_pool(path) as pool:
+        found = check_pool(pool.root, pool.manifest, full=True)
+    return found.faults == () and found.experts_checked == found.experts
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_plain_pool_is_whole_and_not_sparse(device_folder: Path, shape: Shape, layout: str) -> None:
+    made = create_pool(device_folder, shape, layout=layout)
+    assert (made.kept_bytes, made.written_bytes) == (0, 393216)
+    with open_pool(device_folder) as pool:
+        assert (pool.root, pool.pass_fds, pool.loop, pool.image) == (device_folder, (), None, None)
+        assert len(pool.devices) >= 1
+        files = [(pool.root / file.path).stat() for file in pool.manifest.files]
+        assert sum(file.st_size for file in files) == 393216
+        assert all(file.st_blocks * 512 >= file.st_size for file in files)
+        assert pool.drop_cache() in {0, None}
+    assert sound(device_folder)
+    assert not (device_folder / PROGRESS_NAME).exists()
+
+
+@pytest.mark.usefixtures("needs_loop")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_image_is_whole_not_sparse_and_has_its_own_device(device_folder: Path, shape: Shape, layout: str) -> None:
+    create_pool(device_folder, shape, layout=layout, store="image")
+    image = device_folder / "pool.img"
+    assert image.stat().st_blocks * 512 >= image.stat().st_size
+    with open_pool(device_folder) as pool:
+        assert pool.loop is not None
+        assert pool.image == image
+        assert [device.name for device in pool.devices] == [pool.loop.path.name]
+        assert pool.loop.dio
+        path = pool.root / pool.manifest.files[0].path
+        seen = subprocess.run(
+            ["head", "-c", "8", str(path)], capture_output=True, check=True, pass_fds=pool.pass_fds
+        ).stdout
+        assert seen == b"MOEPAGE1"
+        with pytest.raises(OSError, match="Read-only"):
+            path.open("r+b")
+        loop = pool.loop
+    assert not loop.attached
+    assert sound(device_folder)
+
+
+@pytest.mark.usefixtures("needs_loop")
+def test_the_image_counts_what_is_read_cold_and_nothing_on_hits(device_folder: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape, store="image")
+
+    def sectors(stat_path: str) -> int:
+        return int(Path(stat_path).read_text().split()[2])
+
+    with open_pool(device_folder) as pool:
+        for file in pool.manifest.files:
+            (pool.root / file.path).read_bytes()  # now the file system's own blocks are in memory
+        assert pool.resident_bytes() in {393216, None}
+        assert pool.drop_cache() in {0, None}
+        (device,) = pool.devices
+        before = sectors(device.stat_path)
+        for file in pool.manifest.files:
+            (pool.root / file.path).read_bytes()
+        cold = sectors(device.stat_path)
+        for file in pool.manifest.files:
+            (pool.root / file.path).read_bytes()
+        assert (cold - before) * 512 == 393216
+        assert sectors(device.stat_path) == cold
+
+
+def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(shape: Shape) -> None:
+    first = plan_manifest(shape, layout="one_file", store="plain", seed=0)
+    assert first == plan_manifest(shape, layout="one_file", store="plain", seed=0)
+    assert first.pool_id != plan_manifest(shape, layout="one_file", store="plain", seed=1).pool_id
+
+
+def test_creating_the_same_pool_again_writes_nothing(device_folder: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape)
+    again = create_pool(device_folder, shape)
+    assert (again.kept_bytes, again.written_bytes) == (393216, 0)
+    with pytest.raises(InputError, match="already holds the pool custom"):
+        create_pool(device_folder, shape, seed=1)
+
+
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from pytest_moetier.pool import synthetic
+from pytest_moetier.pool.profiles import resolve_shape
+synthetic._SYNC_BYTES = 1 << 20
+synthetic._BATCH_BYTES = 1 << 19
+def progress(done, total):
+    if done >= 3 << 20:
+        os.kill(os.getpid(), signal.SIGKILL)
+shape = resolve_shape("custom", layers=2, experts=64, k=2, expert_bytes="64KiB")
+synthetic.create_pool(Path(sys.argv[1]), shape, layout=sys.argv[2], store=sys.argv[3], progress=progress)
+"""
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("store", ["plain", "image"])
+def test_a_killed_create_goes_on_where_it_was(
+    device_folder: Path, layout: str, store: str, request: pytest.FixtureRequest
+) -> None:
+    if store == "image":
+        request.getfixturevalue("needs_loop")
+    script = [sys.executable, "-c", textwrap.dedent(KILLED), str(device_folder), layout, store]
+    assert subprocess.run(script, check=False).returncode == -signal.SIGKILL
+    assert not (device_folder / MANIFEST_NAME).exists()
+    with pytest.raises(InputError, match=r"manifest\.yaml is missing"), open_pool(device_folder):
+        pass
+    shape = resolve_shape("custom", layers=2, experts=64, k=2, expert_bytes="64KiB")
+    with pytest.raises(InputError, match="unfinished pool of another"):
+        create_pool(device_folder, shape, layout=layout, store=store, seed=5)
+    made = create_pool(device_folder, shape, layout=layout, store=store)
+    assert made.kept_bytes >= 2 << 20
+    assert made.kept_bytes + made.written_bytes == 8 << 20
+    assert sound(device_folder)
+
+
+def test_a_resumed_create_rewrites_experts_at_its_end_that_do_not_verify(device_folder: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape)
+    manifest = plan_manifest(shape, layout="file_per_expert", store="plain", seed=0)
+    (device_folder / MANIFEST_NAME).unlink()
+    aside = (device_folder / "experts").rename(device_folder.parent / "aside")
+    synthetic._Progress.find(device_folder, manifest).save(9)  # noqa: SLF001
+    aside.rename(device_folder / "experts")
+    (device_folder / "experts" / "001" / "0002").write_bytes(bytes(32768))  # the ninth
+    (device_folder / "experts" / "001" / "0001").unlink()
+    made = create_pool(device_folder, shape)
+    assert made.kept_bytes == 7 * 32768
+    assert sound(device_folder)
+
+
+@pytest.mark.usefixtures("needs_loop")
+def test_a_full_disk_is_one_message_and_the_create_goes_on_after_room_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    image = tmp_path / "small.img"
+    image.write_bytes(bytes(24 << 20))
+    subprocess.run(["mkfs.ext4", "-q", "-F", "-O", "^has_journal", str(image)], check=True)
+    shape = resolve_shape("custom", layers=2, experts=64, k=2, expert_bytes="64KiB")
+    monkeypatch.setattr(synthetic, "_check_space", lambda *_: None)
+    with loopdev.attach(image, read_only=False) as loop:
+        mount = loopdev.mount_detached(loop, read_only=False)
+        root = Path(f"/proc/self/fd/{mount}")
+        try:
+            free = os.statvfs(root).f_bavail * os.statvfs(root).f_frsize
+            (root / "filler").write_bytes(bytes(free - (4 << 20)))
+            with pytest.raises(InputError, match=r"is full after .*same command again"):
+                create_pool(root / "pool", shape)
+            (root / "filler").unlink()
+            made = create_pool(root / "pool", shape)
+            assert made.kept_bytes + made.written_bytes == 8 << 20
+            assert made.written_bytes > 0
+            assert sound(root / "pool")
+        finally:
+            os.close(mount)
+
+
+def test_too_little_room_is_refused_before_anything_is_written(device_folder: Path) -> None:
+    with pytest.raises(InputError, match=r"free; expected 1\.4\d+ TB for the rest of this pool"):
+        create_pool(device_folder, resolve_shape("kimi-k3"))
+    assert not device_folder.exists()
+
+
+def test_a_folder_with_other_things_in_it_is_left_alone(device_folder: Path, shape: Shape) -> None:
+    device_folder.mkdir()
+    (device_folder / "thesis.tex").write_text("x")
+    with pytest.raises(InputError, match=r"is not empty \(thesis.tex\)"):
+        create_pool(device_folder, shape)
+    with pytest.raises(InputError, match="is no folder"):
+        create_pool(device_folder / "thesis.tex", shape)
+    assert [entry.name for entry in device_folder.iterdir()] == ["thesis.tex"]
+
+
+def test_two_creates_do_not_write_one_pool(device_folder: Path, shape: Shape) -> None:
+    device_folder.mkdir()
+    with synthetic._locked(device_folder), pytest.raises(HostBusyError, match="another `pool create`"):  # noqa: SLF001
+        create_pool(device_folder, shape)
+
+
+def test_a_pool_on_tmpfs_is_refused_because_it_has_no_device(shape: Shape) -> None:
+    shm = Path("/dev/shm")  # noqa: S108
+    if not os.access(shm, os.W_OK):
+        pytest.skip("no writable /dev/shm")
+    with pytest.raises(UnsupportedHostError, match="without a block device"):
+        create_pool(shm / f"moetier-test-{os.getpid()}", shape)
+    assert not (shm / f"moetier-test-{os.getpid()}").exists()
+
+
+def test_the_image_has_room_for_every_profile_and_at_most_a_few_percent_more() -> None:
+    for name in ("kimi-k3", "qwen3-30b-a3b", "default"):
+        manifest = plan_manifest(resolve_shape(name), layout="file_per_expert", store="image", seed=0)
+        assert 1.02 < image_bytes(manifest) / manifest.total_bytes < 1.04
+
+
+def test_auto_is_an_image_where_root_has_loop_devices_and_else_plain_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loopdev, "loop_support", lambda: "")
+    monkeypatch.setattr("shutil.which", lambda _: "/sbin/mkfs.ext4")
+    assert choose_store("auto")[0] == "image"
+    monkeypatch.setattr(loopdev, "loop_support", lambda: "not root")
+    assert choose_store("auto") == ("plain", "not root: the device counter will include what other processes read")
+    with pytest.raises(UnsupportedHostError, match="no image here: not root"):
+        choose_store("image")
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("missing", r"file experts/001/0003 \(layer 1, expert 3\): No such file"),
+        ("short", r"file experts/001/0003 \(layer 1, expert 3\) has 4096 bytes, expected 32768"),
+        ("link", r"file experts/001/0003 \(layer 1, expert 3\) is no plain file"),
+        ("folder", "experts/001 is no folder"),
+    ],
+)
+def test_a_missing_short_or_linked_file_is_named_and_the_pool_not_opened(
+    device_folder: Path, shape: Shape, damage: str, message: str
+) -> None:
+    create_pool(device_folder, shape)
+    target = device_folder / "experts" / "001" / "0003"
+    if damage == "short":
+        os.truncate(target, 4096)
+    elif damage == "folder":
+        target.parent.rename(device_folder / "elsewhere")
+        target.parent.symlink_to(device_folder / "elsewhere")
+    else:
+        target.unlink()
+        if damage == "link":
+            target.symlink_to("/etc/hostname")
+    with pytest.raises(InputError, match=message), open_pool(device_folder):
+        pass
+    with open_pool(device_folder, check_files=False) as pool:
+        assert re.search(message, check_pool(pool.root, pool.manifest).faults[0])
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_overwritten_page_is_named_by_layer_expert_and_page(device_folder: Path, shape: Shape, layout: str) -> None:
+    create_pool(device_folder, shape, layout=layout)
+    with open_pool(device_folder) as pool:
+        (extent,) = pool.manifest.extents(1, 4)
+        path = pool.root / pool.manifest.files[extent.file].path
+        with path.open("r+b") as handle:
+            handle.seek(extent.offset + 5 * 4096 + 1000)
+            handle.write(b"!")
+            os.fsync(handle.fileno())
+        (fault,) = check_pool(pool.root, pool.manifest, full=True).faults
+    assert fault.startswith("layer 1, expert 4, page 5 was overwritten")
+
+
+def test_a_sample_is_seeded_and_always_has_the_first_and_last_expert(device_folder: Path) -> None:
+    create_pool(device_folder, resolve_shape("custom", layers=2, experts=100, k=2, expert_bytes="4KiB"))
+    with open_pool(device_folder) as pool:
+        found = check_pool(pool.root, pool.manifest, sample=10)
+        assert (found.experts_checked, found.experts, found.bytes_checked) == (10, 200, 40960)
+        (pool.root / "experts" / "001" / "0099").write_bytes(b"x" * 4096)
+        assert check_pool(pool.root, pool.manifest, sample=2).faults[0].startswith("layer 1, expert 99, page 0")
+
+
+@pytest.mark.usefixtures("needs_loop")
+def test_an_image_that_is_missing_a_link_or_no_file_system_is_refused(device_folder: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape, store="image")
+    image, aside = device_folder / "pool.img", device_folder / "aside.img"
+    image.rename(aside)
+    with pytest.raises(InputError, match=r"pool\.img: No such file"), open_pool(device_folder):
+        pass
+    image.symlink_to(aside)
+    with pytest.raises(InputError, match="is no plain file"), open_pool(device_folder):
+        pass
+    image.unlink()
+    image.write_bytes(bytes(1 << 20))
+    with pytest.raises(InputError, match="cannot be mounted as ext4"), open_pool(device_folder):
+        pass
+
+
+def test_pages_that_something_else_keeps_resident_are_reported(
+    device_folder: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_pool(device_folder, shape)
+    monkeypatch.setattr("pytest_moetier.host.residency.drop_file", lambda _: 2 << 20)
+    with open_pool(device_folder) as pool, pytest.raises(HarnessError, match="stays in the page cache"):
+        pool.drop_cache()
+
+
+def test_a_write_error_that_is_not_a_full_disk_says_how_far_it_came(
+    device_folder: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*_: object) -> int:
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    monkeypatch.setattr(os, "pwrite", broken)
+    with pytest.raises(InputError, match="Input/output error after 0 B"):
+        create_pool(device_folder, shape)
