@@ -158,9 +158,16 @@ class Bound:
 
 @dataclass(frozen=True, slots=True)
 class Known:
-    """A refutation that a profile expects on its host: xfailed with its reason, xpassed when it no longer holds."""
+    """A refutation that a profile expects on its host: xfailed with its reason, xpassed when it no longer holds.
+
+    Attributes:
+        test: the test's name, ``*`` as a pattern (``test_capacity[C4.4pct-*]``).
+        bound: the id of the bound that is refuted; another bound's refutation of the same test still fails.
+        reason: why it is expected.
+    """
 
     test: str
+    bound: str
     reason: str
 
 
@@ -173,9 +180,9 @@ class Profile:
     known: tuple[Known, ...]
     host: HostMatch
 
-    def known_for(self, test: str) -> str | None:
-        """Return the reason why ``test`` (``test_capacity[C4.4pct-...]``) is expected to be refuted, or None."""
-        return next((one.reason for one in self.known if fnmatch.fnmatchcase(test, _escaped(one.test))), None)
+    def known_for(self, test: str) -> dict[str, str]:
+        """Return the refutations expected of ``test`` (``test_capacity[C4.4pct-...]``): reason by bound id."""
+        return {one.bound: one.reason for one in self.known if fnmatch.fnmatchcase(test, _escaped(one.test))}
 
 
 def _escaped(test_id: str) -> str:
@@ -242,7 +249,9 @@ def load_profile(text: str, where: str) -> Profile:
         return Profile(
             name=str(data["name"]),
             bounds=tuple(_bound(one, where) for one in data.get("bounds") or ()),
-            known=tuple(Known(str(one["test"]), str(one["reason"])) for one in data.get("known") or ()),
+            known=tuple(
+                Known(str(one["test"]), str(one["bound"]), str(one["reason"])) for one in data.get("known") or ()
+            ),
             host=HostMatch({str(key): str(value) for key, value in (data.get("host") or {}).items()}),
         )
     except (KeyError, TypeError, AttributeError) as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Generator
 from typing import Any
 
@@ -12,6 +13,9 @@ from pytest_moetier.verdicts import KNOWN, SESSION, VERDICT, session_of
 
 EXIT_INVALID = 10
 """pytest's exit status when nothing failed but at least one run's accounting was not proved."""
+
+_CELL_ID = re.compile(r"\[C[^\]]+-(cgroup|balloon|memboot)-mglru_")
+"""What the ids of cells look like, for a process that has the ids alone (see ``Cell.id``)."""
 
 # name, default, metavar, help; the ini twin of --moetier-NAME is moetier_NAME.
 _OPTIONS = (
@@ -95,17 +99,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     ours = [item for item in items if _fixtures(item) & {"moetier_cell", "moetier_curve"}]
     if not ours:
         return
-    if hasattr(config, "workerinput"):
-        raise pytest.UsageError(
-            "measurements cannot share the host: bench/ with -n (pytest-xdist) would measure the other workers."
-            " Run it without -n, or with -p no:xdist."
-        )
     items.sort(key=lambda item: "moetier_curve" in _fixtures(item))
     if config.pluginmanager.hasplugin("benchmark") and not config.option.collectonly:
         for item in ours:
             if "moetier_cell" in _fixtures(item):
                 group = f"moetier: {getattr(item, 'originalname', item.name)}"
                 item.add_marker(pytest.mark.benchmark(timer=session_of(config).clock, group=group))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:  # noqa: ANN401 - xdist's own type
+    """Refuse to measure side by side."""
+    del node
+    if any(_CELL_ID.search(one) for one in ids):
+        raise pytest.UsageError(
+            "measurements cannot share the host: with -n (pytest-xdist) each worker would measure the others."
+            " Run bench/ without -n, or with -p no:xdist."
+        )
 
 
 def _fixtures(item: pytest.Item) -> set[str]:

@@ -88,7 +88,6 @@ class Pass:
     stamps_checked: int
     hit_bytes: int | None
     hit_accesses: int | None
-    partial: bool
 
     @property
     def seconds_per_iteration(self) -> float:
@@ -227,6 +226,8 @@ class Replayer:
             if event["event"] == "end":
                 break
             passes.take(event)
+        if passes.cut_short:
+            raise AccountingError(passes.cut_short, "the whole plan", "see dmesg for what ended it, and measure again")
         return ReplayOutput(self.start, self.rss_anon_bytes, tuple(passes.done))
 
     def close(self) -> None:
@@ -330,6 +331,7 @@ class _PassReader:
 
     def __init__(self, progress: Callable[[str, int], None]) -> None:
         self.done: list[Pass] = []
+        self.cut_short = ""
         self._progress = progress
         self._reset()
 
@@ -350,15 +352,13 @@ class _PassReader:
             case "capture":
                 self._captures[str(event["at"]).rpartition(":")[2]] = Capture.from_event(event)
                 self._inflight_zero = self._inflight_zero and bool(event.get("inflight_zero", True))
+            case "pass" if event["partial"]:  # an error event may follow and say why
+                self.cut_short = f"pass {event['pass']!r} ended after {event['iterations']} iterations (partial)"
             case "pass":
                 self.done.append(self._finish(event))
                 self._reset()
 
     def _finish(self, event: dict[str, Any]) -> Pass:
-        if event["partial"]:
-            raise AccountingError(
-                f"pass {event['pass']!r} ended after {event['iterations']} iterations (partial)", "the whole plan"
-            )
         return Pass(
             name=event["pass"],
             iterations=tuple(self._iterations),
@@ -377,7 +377,6 @@ class _PassReader:
                     "stamps_checked",
                     "hit_bytes",
                     "hit_accesses",
-                    "partial",
                 )
             },
         )

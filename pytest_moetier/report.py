@@ -284,9 +284,10 @@ def _learned(session: MoetierSession) -> dict[str, Any]:
         if (metric := metrics_of(result.runs).get(name)) is not None
     ]
     known = [
-        {"test": record.test, "reason": record.reason.splitlines()[0]}
+        {"test": record.test, "bound": one.bound.id, "reason": f"{one} as learned {day}"}
         for record in session.records.values()
-        if record.verdict == "refuted"
+        for one in record.judgements
+        if one.verdict == "refuted"
     ]
     if not bounds:
         raise InputError("no proved run to learn from", "at least one proved cell")

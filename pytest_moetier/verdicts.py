@@ -155,8 +155,9 @@ class Handle:
         node = self.request.node
         self.session.verdict(node, cell, verdict, judged, said)
         node.stash[VERDICT] = verdict
-        if self.session.profile is not None and (known := self.session.profile.known_for(node.name)):
-            node.stash[KNOWN] = known
+        known = self.session.profile.known_for(node.name) if self.session.profile else {}
+        if known and all(one.bound.id in known for one in judged if one.verdict == REFUTED):
+            node.stash[KNOWN] = "; ".join(known.values())
         if verdict == REFUTED:
             pytest.fail(said, pytrace=False)
         if verdict == NOT_EXAMINED:

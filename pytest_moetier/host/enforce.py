@@ -27,9 +27,6 @@ _KERNEL_SHARE = 1 / 256
 """Page-cache tree nodes and the per-CPU charge batches, as a share of the capacity."""
 _KERNEL_BASE_BYTES = 2 << 20
 
-# The replayer must be in the scope before its first allocation: what was charged elsewhere is not recharged.
-_ENTER = 'echo $$ > "$0/cgroup.procs" && exec "$@"'
-
 
 @dataclass(frozen=True, slots=True)
 class HostContext:
@@ -122,7 +119,7 @@ class _Wall:
         return self._scope.files
 
     def argv(self, argv: Sequence[str]) -> list[str]:
-        return ["/bin/sh", "-c", _ENTER, str(self._scope.path), *argv]
+        return self._scope.enter_argv(argv)
 
     def apply(self, pid: int) -> Enforced:
         self._pid = pid

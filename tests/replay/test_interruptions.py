@@ -147,6 +147,7 @@ def test_after_kill_9_nothing_is_left_but_what_the_next_start_removes(pool_path:
     bench.write_text("def test_capacity(moetier_cell):\n    moetier_cell.measure()\n")
     command = [sys.executable, "-m", "pytest", str(bench), f"--moetier-pool={pool_path}", "--moetier-capacity=30%"]
     command += ["--moetier-mechanism=cgroup", "--moetier-rounds=1", "--moetier-seed=1", "-p", "no:cacheprovider"]
+    before = _loops(pool_path)
     victim = subprocess.Popen(
         [*command, "--moetier-iterations=3000"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path
     )
@@ -157,11 +158,10 @@ def test_after_kill_9_nothing_is_left_but_what_the_next_start_removes(pool_path:
     victim.kill()
     victim.wait()
     victim.stdout.close()
-    image = str(pool_path / "pool.img")
     until = time.monotonic() + 10
-    while time.monotonic() < until and image in _loops():
+    while time.monotonic() < until and _loops(pool_path) > before:
         time.sleep(0.05)
-    assert image not in _loops()
+    assert _loops(pool_path) == before
     assert list(Path("/sys/fs/cgroup").rglob(f"moetier-{victim.pid}-*"))
     again = subprocess.run(
         [*command, "--moetier-iterations=12"], capture_output=True, text=True, cwd=tmp_path, check=False
@@ -171,8 +171,10 @@ def test_after_kill_9_nothing_is_left_but_what_the_next_start_removes(pool_path:
     assert not list(Path("/sys/fs/cgroup").rglob(f"moetier-{victim.pid}-*"))
 
 
-def _loops() -> str:
-    return "".join(procfs.try_text(one) or "" for one in sorted(Path("/sys/block").glob("loop*/loop/backing_file")))
+def _loops(pool: Path) -> int:
+    """Return how many loop devices back the pool's image."""
+    rows = [procfs.try_text(one) or "" for one in Path("/sys/block").glob("loop*/loop/backing_file")]
+    return sum(row.strip() == str(pool / "pool.img") for row in rows)
 
 
 def test_a_second_bench_is_refused_by_name_while_one_holds_the_host(pool_path: Path, tmp_path: Path) -> None:
