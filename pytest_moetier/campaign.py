@@ -23,6 +23,7 @@ from pytest_moetier.host.restore import HostLock, Journal, recover
 from pytest_moetier.native import executable
 from pytest_moetier.plan import Plan, build_plan
 from pytest_moetier.pool.opened import OpenPool, open_pool
+from pytest_moetier.progress import Progress, Reporter
 from pytest_moetier.proof import Proof, ProvedRun, examine
 from pytest_moetier.replay import Rig, Run, measure_cold_factor, plan_file, run_cell
 from pytest_moetier.replayer import ReplayOptions
@@ -86,24 +87,6 @@ class CellResult:
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
-    """Where a campaign is: shown while cells take minutes."""
-
-    done: int
-    total: int
-    cell: Cell | None
-    phase: str
-    iteration: int
-    iterations: int
-    elapsed_seconds: float
-
-    @property
-    def left_seconds(self) -> float | None:
-        """Estimated seconds to the end, from the runs so far; None before the first has finished."""
-        return self.elapsed_seconds / self.done * (self.total - self.done) if self.done else None
-
-
-@dataclass(frozen=True, slots=True)
 class Context:
     """What the numbers of a session rest on; runs with another context are not comparable."""
 
@@ -123,7 +106,7 @@ class Context:
 class Campaign:
     """Holds the host for a session and measures its cells; a context manager that leaves the host as it was found."""
 
-    def __init__(self, settings: Settings, report: Callable[[Progress], None]) -> None:
+    def __init__(self, settings: Settings, report: Reporter) -> None:
         """Remember what to do; nothing on the host is touched before :meth:`measure`."""
         self.settings = settings
         self.results: dict[str, CellResult] = {}
@@ -149,6 +132,11 @@ class Campaign:
         fresh = {cell.id: cell for cell in cells if cell.id not in self.results}
         if not fresh:
             return self.results
+        with self._report:
+            self._measure(fresh)
+        return self.results
+
+    def _measure(self, fresh: Mapping[str, Cell]) -> None:
         rig = self._set_up()
         results = {cell_id: CellResult(cell) for cell_id, cell in fresh.items()}
         self.results.update(results)
@@ -161,7 +149,6 @@ class Campaign:
             if self.settings.stop_early and (result.invalid or result.broken):
                 self._stop(results)
                 break
-        return self.results
 
     def _order(self, cells: Sequence[Cell]) -> Iterator[tuple[int, int, Cell]]:
         """Yield (round, place, cell): each round a fresh order from the seed and the round's number alone."""

@@ -131,26 +131,26 @@ def moetier_cell(request: pytest.FixtureRequest, moetier_benchmark: Any) -> Cell
     """
     session = session_of(request.config)
     cell: Cell = request.param
+    result, problem = None, None
     try:
         result = session.measured(request.session.items)[cell.id]
-    except UnsupportedHostError as error:
-        session.verdict(request.node, cell, "not_examined", [], str(error))
-        pytest.skip(str(error))
+        problem = result.broken or (None if result.invalid else result.skipped)
     except MoetierError as error:  # the session cannot measure at all
-        _break(error, moetier_benchmark)
-    if result.broken is not None:
-        _break(result.broken, moetier_benchmark)
-    if result.skipped is not None and not result.invalid:
-        session.verdict(request.node, cell, "not_examined", [], str(result.skipped))
-        pytest.skip(str(result.skipped))
-    return CellHandle(request, cell, result, moetier_benchmark)
+        problem = error
+    # Outside the handler: pytest would print the whole chain of causes where one message is wanted.
+    if problem is None and result is not None:
+        return CellHandle(request, cell, result, moetier_benchmark)
+    if isinstance(problem, UnsupportedHostError) or (result is not None and problem is result.skipped):
+        session.verdict(request.node, cell, "not_examined", [], str(problem))
+        pytest.skip(str(problem))
+    return _break(problem, moetier_benchmark)
 
 
-def _break(error: MoetierError, benchmark: Any) -> NoReturn:  # noqa: ANN401
+def _break(error: MoetierError | None, benchmark: Any) -> NoReturn:  # noqa: ANN401
     """End the test as an error with one message; pytest-benchmark learns that its round failed, and stores nothing."""
 
     def target() -> None:
-        raise error
+        raise error or MoetierError("no result")
 
     with contextlib.suppress(MoetierError):
         if benchmark is not None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
-import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from pytest_moetier.campaign import CellResult, Progress
+from pytest_moetier.campaign import CellResult
 from pytest_moetier.errors import InputError
 from pytest_moetier.finding import PROFILE_FORMAT, Metric, metrics_of
 from pytest_moetier.history import SCHEMA_VERSION, compare, metric_json, proof_json
@@ -26,8 +25,9 @@ from pytest_moetier.settings import option
 from pytest_moetier.units import format_bytes, format_seconds
 from pytest_moetier.verdicts import MoetierSession, Record
 
+_RULED = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+"""Columns two apart and a rule under the head: ASCII, so that a log or a mail keeps it."""
 _COMPARED = ("seconds_per_iteration", "device_bytes", "amplification")
-_PLAIN_SECONDS = 5.0
 _WIDTH = 200  # wider than any table of ours: a row is never cut; a narrow terminal wraps it
 
 
@@ -41,43 +41,6 @@ def header_lines(version: str, session: MoetierSession) -> list[str]:
         f"moetier: pool {settings.pool}, trace {trace}",
         f"moetier: rounds {settings.rounds}, seed {settings.seed}, threads {settings.threads}, profile {profile}",
     ]
-
-
-class _Progress:
-    """Progress per phase and time left: one rewritten line on a terminal, a plain line per phase elsewhere."""
-
-    def __init__(self, stream: Any) -> None:  # noqa: ANN401 - a text stream
-        self._stream = stream
-        self._last = ("", "")
-        self._said = 0.0
-
-    def __call__(self, progress: Progress) -> None:
-        cell = progress.cell.id if progress.cell else ""
-        now = time.monotonic()
-        changed = (cell, progress.phase) != self._last
-        terminal = self._stream.isatty()
-        if not changed and now - self._said < (0.2 if terminal else _PLAIN_SECONDS):
-            return
-        self._last, self._said = (cell, progress.phase), now
-        text = self._text(progress, cell)
-        self._stream.write(f"\r\x1b[2K{text}" if terminal else f"{text}\n")
-        self._stream.flush()
-
-    @staticmethod
-    def _text(progress: Progress, cell: str) -> str:
-        if not cell:
-            return f"moetier: {progress.phase}"
-        left = progress.left_seconds
-        count = f" {progress.iteration}/{progress.iterations}" if progress.iteration else ""
-        time_left = "" if left is None else f", about {format_seconds(left)} left"
-        return f"moetier: [{progress.done + 1}/{progress.total}] {cell}: {progress.phase}{count}{time_left}"
-
-
-def progress_reporter(config: pytest.Config) -> Callable[[Progress], None]:
-    """Return what a campaign calls with its progress; silent under ``-q -q``."""
-    if config.get_verbosity() < -1:
-        return lambda _progress: None
-    return _Progress(sys.__stderr__ or sys.stderr)
 
 
 def terminal_summary(terminal: Any, session: MoetierSession) -> None:  # noqa: ANN401 - pytest's TerminalReporter
@@ -103,13 +66,13 @@ def _rendered(table: Table, markup: bool) -> str:  # noqa: FBT001 - a terminal's
 
 _COLUMNS = (
     "s/iter",
-    "range",
+    "range, ms",
     "spread",
     "device/iter",
     "spread",
     "nominal",
     "amp",
-    "amp at C",
+    "amp@C",
     "rail",
     "resident",
     "scan/steal",
@@ -128,7 +91,7 @@ def _table(finding: str, records: Iterable[Record], session: MoetierSession) -> 
         if yes
     ]
     title = f"{finding} ({', '.join(kinds)})" if kinds else finding
-    table = Table(title=title, title_justify="left", pad_edge=False, box=box.SIMPLE_HEAD)
+    table = Table(title=title, title_justify="left", box=_RULED)
     table.add_column("cell", no_wrap=True)
     for name in _COLUMNS:
         table.add_column(name, justify="right", no_wrap=True)
@@ -162,7 +125,7 @@ def _figures(record: Record) -> list[str]:
 
 
 def _range(metric: Metric) -> str:
-    return f"{format_seconds(min(metric.values))} - {format_seconds(max(metric.values))}"
+    return f"{min(metric.values) * 1e3:.4g}-{max(metric.values) * 1e3:.4g}"
 
 
 def _bytes(metric: Metric | None) -> str:
@@ -194,7 +157,7 @@ def _comparison(terminal: Any, session: MoetierSession) -> None:  # noqa: ANN401
         one.cell.id: metrics_of(one.runs) for one in session.campaign.results.values() if one.runs and not one.invalid
     }
     found, refused = compare(cells, current, context, _COMPARED)
-    table = Table(title=f"now / {path}", title_justify="left", pad_edge=False, box=box.SIMPLE_HEAD)
+    table = Table(title=f"now / {path}", title_justify="left", box=_RULED)
     table.add_column("cell", no_wrap=True)
     for name in _COMPARED:
         table.add_column(name, justify="right")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -149,7 +150,7 @@ def build_session(config: pytest.Config) -> MoetierSession:
     from pytest_moetier.finding import read_profile  # noqa: PLC0415
     from pytest_moetier.history import latest_stored  # noqa: PLC0415
     from pytest_moetier.host.probe import host_facts  # noqa: PLC0415
-    from pytest_moetier.report import progress_reporter  # noqa: PLC0415
+    from pytest_moetier.progress import reporter  # noqa: PLC0415
 
     options = read_options(config)
     settings = Settings(
@@ -168,7 +169,7 @@ def build_session(config: pytest.Config) -> MoetierSession:
         profile = read_profile(name) if name else None
     except InputError as error:
         raise pytest.UsageError(f"pytest-moetier: {error}") from error
-    campaign = Campaign(settings, progress_reporter(config))
+    campaign = Campaign(settings, reporter(sys.__stderr__ or sys.stderr, config.get_verbosity()))
     if profile is not None and (why := profile.host.mismatch(host_facts().match_facts())):
         campaign.notes.append(f"profile {profile.name} is not applied: {why}")
         profile = None
