@@ -11,18 +11,26 @@ import tempfile
 import time
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from pytest_moetier.cell import Cell
-from pytest_moetier.errors import AccountingError, HostBusyError, InputError, MoetierError, UnsupportedHostError
+from pytest_moetier.errors import (
+    AccountingError,
+    HarnessError,
+    HostBusyError,
+    InputError,
+    MoetierError,
+    UnsupportedHostError,
+)
 from pytest_moetier.figures import Demand, figures_of
 from pytest_moetier.host.enforce import HostContext
 from pytest_moetier.host.restore import HostLock, Journal, recover
 from pytest_moetier.native import executable
 from pytest_moetier.plan import Plan, build_plan
-from pytest_moetier.pool.opened import OpenPool, open_pool
+from pytest_moetier.pool.manifest import Manifest, load_manifest
+from pytest_moetier.pool.opened import open_pool
 from pytest_moetier.progress import Progress, Reporter
 from pytest_moetier.proof import Proof, ProvedRun, examine
 from pytest_moetier.replay import Rig, Run, measure_cold_factor, plan_file, run_cell
@@ -51,6 +59,7 @@ class Settings:
         reserve_bytes: memory that a balloon never takes from the host.
         stamps: ``full``, ``ends`` or ``none``.
         stop_early: stop measuring at the first run that is not proved.
+        wait_seconds: how long to wait for another bench that holds the host.
     """
 
     pool: Path
@@ -62,6 +71,7 @@ class Settings:
     reserve_bytes: int
     stamps: str = "full"
     stop_early: bool = False
+    wait_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -115,6 +125,7 @@ class Campaign:
         self._report = report
         self._stack = ExitStack()
         self._rig: Rig | None = None
+        self._refusal: MoetierError | None = None
         self._demands: dict[str, Demand] = {}
         self._trace_source = ""
 
@@ -137,7 +148,15 @@ class Campaign:
         return self.results
 
     def _measure(self, fresh: Mapping[str, Cell]) -> None:
-        rig = self._set_up()
+        if self._refusal is not None:  # asking again for every cell would wait, or read a whole trace, every time
+            raise self._refusal
+        try:
+            with _our_errors():
+                rig = self._set_up()
+        except MoetierError as error:
+            self._refusal = error
+            self.close()
+            raise
         results = {cell_id: CellResult(cell) for cell_id, cell in fresh.items()}
         self.results.update(results)
         started = time.monotonic()
@@ -165,9 +184,10 @@ class Campaign:
     ) -> None:
         """Measure and prove one run, and file what came of it."""
         try:
-            demand = self._demand(rig, result.cell.mode, tell)
-            result.warnings = list(_warnings(result.cell, rig, demand))
-            run = run_cell(rig, result.cell, round_index=round_index, order=order, progress=tell)
+            with _our_errors():
+                demand = self._demand(rig, result.cell.mode, tell)
+                result.warnings = list(_warnings(result.cell, rig, demand))
+                run = run_cell(rig, result.cell, round_index=round_index, order=order, progress=tell)
         except UnsupportedHostError as error:
             result.skipped = error
         except AccountingError as error:
@@ -218,14 +238,20 @@ class Campaign:
         if self._rig is not None:
             return self._rig
         stack = self._stack
+        # What the user gave is read first: a bad trace is said at once, not after waiting for the host.
+        manifest = load_manifest(self.settings.pool)
+        trace = self._trace(manifest)
+        plan = build_plan(trace, manifest, self.settings.iterations or None)
         self._report(Progress(0, 0, None, "waiting for the host", 0, 0, 0.0))
-        stack.enter_context(HostLock())
+        stack.enter_context(HostLock(self.settings.wait_seconds))
         self.notes += recover()
         journal = stack.enter_context(Journal())
         pool = stack.enter_context(open_pool(self.settings.pool, journal))
-        trace = self._trace(pool)
-        plan = build_plan(trace, pool.manifest, self.settings.iterations or None)
-        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="moetier-")))
+        if pool.manifest != manifest:
+            raise HostBusyError(
+                f"the manifest of {self.settings.pool} changed while this session waited", "a pool that stays as it is"
+            )
+        folder = stack.enter_context(_temporary_folder(journal))
         path = stack.enter_context(plan_file(plan, folder))
         self.notes += list(trace.warnings)
         self._trace_source = trace.source
@@ -239,10 +265,9 @@ class Campaign:
         self._rig = Rig(pool=pool, plan=plan, plan_path=path, host=host, options=options)
         return self._rig
 
-    def _trace(self, pool: OpenPool) -> Trace:
+    def _trace(self, manifest: Manifest) -> Trace:
         if self.settings.trace is not None:
             return load_trace(self.settings.trace)
-        manifest = pool.manifest
         return synth_trace(
             manifest.profile if manifest.profile in PRESETS else "kimi-k3",
             layers=len(manifest.layers),
@@ -267,6 +292,32 @@ class Campaign:
             seed=self.settings.seed,
             cold_factor=cold_factor,
         )
+
+
+@contextmanager
+def _our_errors() -> Iterator[None]:
+    """Turn what the operating system refuses (no room, no file, no permission) into one message of ours."""
+    try:
+        yield
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        raise HarnessError(
+            f"{name}{error.strerror or error}",
+            "a host with room, memory and descriptors for a run",
+            "moetier doctor",
+        ) from error
+    except MemoryError as error:
+        raise HarnessError("out of memory", "memory for the plan and its simulation", "fewer iterations") from error
+
+
+@contextmanager
+def _temporary_folder(journal: Journal) -> Iterator[Path]:
+    """Yield a private folder that is gone afterwards, after kill -9 at the next start."""
+    folder = tempfile.TemporaryDirectory(prefix="moetier-")
+    token = journal.record("folder", path=folder.name)
+    with folder:
+        yield Path(folder.name)
+    journal.done(token)
 
 
 def _crc(plan: Plan) -> str:

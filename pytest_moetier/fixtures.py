@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from pytest_moetier.errors import AccountingError, MoetierError, UnsupportedHostError
-from pytest_moetier.verdicts import Handle, session_of
+from pytest_moetier.settings import session_of
+from pytest_moetier.verdicts import Handle, MoetierSession
 
 if TYPE_CHECKING:
     from pytest_moetier.campaign import CellResult
@@ -27,10 +28,16 @@ class CellHandle(Handle):
         cell: the cell.
     """
 
-    def __init__(self, request: pytest.FixtureRequest, cell: Cell, result: CellResult, benchmark: Any) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        request: pytest.FixtureRequest,
+        session: MoetierSession,
+        result: CellResult,
+        benchmark: Any,  # noqa: ANN401 - pytest-benchmark's fixture, or None
+    ) -> None:
         """Bind a campaign's result to the requesting test."""
-        super().__init__(request)
-        self.cell = cell
+        super().__init__(request, session)
+        self.cell = result.cell
         self._result = result
         self._benchmark = benchmark
         self._metrics: dict[str, Metric] = {}
@@ -139,7 +146,7 @@ def moetier_cell(request: pytest.FixtureRequest, moetier_benchmark: Any) -> Cell
         problem = error
     # Outside the handler: pytest would print the whole chain of causes where one message is wanted.
     if problem is None and result is not None:
-        return CellHandle(request, cell, result, moetier_benchmark)
+        return CellHandle(request, session, result, moetier_benchmark)
     if isinstance(problem, UnsupportedHostError) or (result is not None and problem is result.skipped):
         session.verdict(request.node, cell, "not_examined", [], str(problem))
         pytest.skip(str(problem))
@@ -161,7 +168,7 @@ def _break(error: MoetierError | None, benchmark: Any) -> NoReturn:  # noqa: ANN
 @pytest.fixture
 def moetier_curve(request: pytest.FixtureRequest) -> CurveHandle:
     """All cells that the session has measured; empty (the verdict is then not_examined) when none were selected."""
-    return CurveHandle(request)
+    return CurveHandle(request, session_of(request.config))
 
 
 class WithBenchmark:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from pytest_moetier import __version__, fixtures
-from pytest_moetier.verdicts import KNOWN, SESSION, VERDICT, session_of
+from pytest_moetier.settings import session_of
+from pytest_moetier.verdicts import KNOWN, SESSION, VERDICT
 
 EXIT_INVALID = 10
 """pytest's exit status when nothing failed but at least one run's accounting was not proved."""
@@ -28,6 +29,7 @@ _OPTIONS = (
     ("iterations", "", "N", "engine iterations a pass (default: 100 synthetic, the whole of a trace file)"),
     ("threads", "", "N", "reader threads (default: the host's CPUs, 2 to 8)"),
     ("reserve", "1GiB", "SIZE", "available memory that a balloon never takes from the host"),
+    ("wait", "0", "SECONDS", "how long to wait for another bench that holds the host"),
     ("stamps", "full", "full|ends|none", "how many page stamps of every read expert are verified"),
     ("refuted", "fail", "fail|report", "whether a refuted bound fails the test or is only shown"),
     ("profile", "", "NAME|FILE", "bounds and known refutations of a host (gh200, or a file of --moetier-learn)"),

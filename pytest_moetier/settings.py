@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import sys
 import time
@@ -16,7 +17,7 @@ import pytest
 from pytest_moetier.cell import MECHANISMS, MGLRU_STATES, Cell
 from pytest_moetier.errors import InputError
 from pytest_moetier.units import Capacity, parse_bytes
-from pytest_moetier.verdicts import MoetierSession
+from pytest_moetier.verdicts import SESSION, MoetierSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +34,7 @@ class Options:
     iterations: int
     threads: int
     reserve_bytes: int
+    wait_seconds: float
     stamps: str
     refuted: str
 
@@ -67,7 +69,8 @@ def _read(config: pytest.Config) -> Options:
         seed=_number(seed, "seed", minimum=0) if seed else None,
         iterations=_number(option(config, "iterations") or "0", "iterations", minimum=0),
         threads=_number(option(config, "threads") or min(8, max(2, os.cpu_count() or 2)), "threads", minimum=1),
-        reserve_bytes=parse_bytes(option(config, "reserve")),
+        reserve_bytes=_size(option(config, "reserve"), "reserve"),
+        wait_seconds=_seconds(option(config, "wait"), "wait"),
         stamps=_choices(option(config, "stamps"), "stamps", ("full", "ends", "none"))[0],
         refuted=_choices(option(config, "refuted"), "refuted", ("fail", "report"))[0],
     )
@@ -109,6 +112,23 @@ def _number(value: str | int, name: str, minimum: int) -> int:
     return number
 
 
+def _seconds(value: str | float, name: str) -> float:
+    try:
+        seconds = float(str(value))
+    except ValueError:
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise InputError(f"--moetier-{name} {value!r} is no time", "seconds, 0 or more")
+    return seconds
+
+
+def _size(value: str | int, name: str) -> int:
+    try:
+        return parse_bytes(str(value))
+    except InputError as error:
+        raise InputError(f"--moetier-{name} {error.seen}", error.expected) from error
+
+
 def _trace(word: str) -> tuple[str, Path]:
     domain, found, name = word.partition("=")
     return (domain, Path(name)) if found and not Path(word).exists() else ("trace", Path(word))
@@ -144,6 +164,17 @@ def _cells(options: Options, chosen: dict[str, Any], finding: str) -> list[Cell]
     ]
 
 
+def session_of(config: pytest.Config) -> MoetierSession:
+    """Return the session's state, building it from the options on first use.
+
+    Raises:
+        pytest.UsageError: an option cannot be used.
+    """
+    if SESSION not in config.stash:
+        config.stash[SESSION] = build_session(config)
+    return config.stash[SESSION]
+
+
 def build_session(config: pytest.Config) -> MoetierSession:
     """Return the session's campaign and profile, from the options."""
     from pytest_moetier.campaign import Campaign, Settings  # noqa: PLC0415 - numpy and yaml only when a cell runs
@@ -161,6 +192,7 @@ def build_session(config: pytest.Config) -> MoetierSession:
         seed=options.seed if options.seed is not None else int(time.time()) % 1_000_000,
         threads=options.threads,
         reserve_bytes=options.reserve_bytes,
+        wait_seconds=options.wait_seconds,
         stamps=options.stamps,
         stop_early=config.getvalue("maxfail") == 1,
     )

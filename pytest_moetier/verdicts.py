@@ -103,19 +103,6 @@ class MoetierSession:
         record.judgements += judgements
 
 
-def session_of(config: pytest.Config) -> MoetierSession:
-    """Return the session's state, building it from the options on first use.
-
-    Raises:
-        pytest.UsageError: an option cannot be used.
-    """
-    if SESSION not in config.stash:
-        from pytest_moetier.settings import build_session  # noqa: PLC0415
-
-        config.stash[SESSION] = build_session(config)
-    return config.stash[SESSION]
-
-
 def _has_cell(item: pytest.Item) -> bool:
     return "moetier_cell" in getattr(getattr(item, "callspec", None), "params", {})
 
@@ -123,10 +110,10 @@ def _has_cell(item: pytest.Item) -> bool:
 class Handle:
     """A test's way to its session: bounds in, outcome out."""
 
-    def __init__(self, request: pytest.FixtureRequest) -> None:
+    def __init__(self, request: pytest.FixtureRequest, session: MoetierSession) -> None:
         """Remember the requesting test."""
         self.request = request
-        self.session = session_of(request.config)
+        self.session = session
 
     def conclude(
         self,

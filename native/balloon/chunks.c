@@ -85,7 +85,9 @@ static bool grow(struct chunks *chunks, uint64_t bytes, uint64_t floor_bytes, st
         if (!leaves_floor(chunks, more, floor_bytes, failure))
             return false;
         pthread_mutex_lock(&chunks->lock);
-        bool added = !chunks->released && add_locked(chunks, more, failure);
+        while (chunks->released) // the watchdog has let go and is ending the process
+            pause();
+        bool added = add_locked(chunks, more, failure);
         pthread_mutex_unlock(&chunks->lock);
         if (!added)
             return false;

@@ -42,9 +42,11 @@ static void *watch(void *argument)
 {
     struct watchdog *watchdog = argument;
     for (;;) {
-        double due = clock_seconds() + watchdog->heartbeat_seconds;
         sleep_seconds(watchdog->heartbeat_seconds);
-        look(watchdog, clock_seconds() - due);
+        double now = clock_seconds();
+        double late = now - watchdog->looked - watchdog->heartbeat_seconds;
+        watchdog->looked = now;
+        look(watchdog, late);
     }
     return NULL;
 }
@@ -53,6 +55,7 @@ bool watchdog_start(struct watchdog *watchdog, struct failure *failure)
 {
     pthread_attr_t attributes;
     pthread_t thread;
+    watchdog->looked = clock_seconds();
     pthread_attr_init(&attributes);
     pthread_attr_setstacksize(&attributes, STACK_BYTES);
     int error = pthread_create(&thread, &attributes, watch, watchdog);

@@ -14,6 +14,7 @@ struct watchdog {
     struct chunks *chunks;
     uint64_t floor_bytes;
     double heartbeat_seconds;
+    double looked; // when it last looked; lateness is measured from here, so that no stop or stall falls between two measures
     atomic_uint_least64_t late_heartbeats; // later than a whole heartbeat, but not by 2 s
 };
 

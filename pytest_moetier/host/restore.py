@@ -34,6 +34,7 @@ _UNDO: Mapping[str, Callable[..., str]] = {
     "cgroup": undo.remove_group,  # path
     "value": undo.restore_value,  # path, old, new
     "process": undo.end_process,  # pid, start_ticks, comm
+    "folder": undo.remove_folder,  # path
     "loop": undo.clear_loop,  # device, image
     "mount": undo.unmount,  # point, source
 }
@@ -130,7 +131,7 @@ class HostLock:
         return HostBusyError(
             f"{holder} holds the host ({self.path}), waited {self.wait_seconds:g} s",
             "one bench per host, since two would measure each other",
-            "wait for it to end, or give a longer wait",
+            "wait for it to end, or have this one wait: --moetier-wait SECONDS",
         )
 
 
@@ -211,8 +212,8 @@ class Journal:
         """Write down how to undo a change that is about to be made, safely on disk, and return its token.
 
         Args:
-            kind: ``cgroup`` (path), ``value`` (path, old, new), ``process`` (pid, start_ticks, comm), ``loop`` (device,
-                image) or ``mount`` (point, source).
+            kind: ``cgroup`` (path), ``value`` (path, old, new), ``process`` (pid, start_ticks, comm), ``folder``
+                (path), ``loop`` (device, image) or ``mount`` (point, source).
             parts: the kind's own parts.
         """
         if kind not in _UNDO:

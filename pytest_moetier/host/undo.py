@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import shutil
 import signal
+import stat
 import sys
 import time
 from pathlib import Path
@@ -43,6 +45,19 @@ def end_process(pid: int, start_ticks: int, comm: str) -> str:
 def _matches(pid: int, start_ticks: int, comm: str) -> bool:
     found = procfs.process_id(pid)
     return found is not None and found.start_ticks == start_ticks and found.comm == comm
+
+
+def remove_folder(path: str) -> str:
+    """Remove a temporary folder of ours, with what is in it; never through a link, and never another user's."""
+    folder = Path(path)
+    try:
+        found = folder.lstat()
+    except FileNotFoundError:
+        return ""
+    if not folder.name.startswith(PREFIX) or not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
+        raise OSError(errno.EPERM, f"{folder} is not one of ours")
+    shutil.rmtree(folder)
+    return f"folder {folder} removed"
 
 
 def group_pids(path: Path) -> tuple[int, ...]:
