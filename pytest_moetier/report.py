@@ -7,17 +7,18 @@ import platform
 import tempfile
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import asdict
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
-import pytest
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from pytest_moetier.campaign import CellResult
-from pytest_moetier.errors import InputError
+from pytest_moetier.errors import InputError, MoetierError
 from pytest_moetier.finding import PROFILE_FORMAT, Metric, metrics_of
 from pytest_moetier.history import SCHEMA_VERSION, compare, metric_json, proof_json
 from pytest_moetier.host.probe import host_facts
@@ -170,40 +171,57 @@ def _comparison(terminal: Any, session: MoetierSession) -> None:  # noqa: ANN401
         terminal.write_line(f"compare: {line}")
 
 
-def write_files(session: MoetierSession) -> None:
-    """Write ``--moetier-json`` and ``--moetier-learn``, each whole or not at all.
+def write_files(session: MoetierSession) -> list[str]:
+    """Write ``--moetier-json`` and ``--moetier-learn``, each whole or not at all; return a line for each that failed.
 
-    Raises:
-        pytest.UsageError: the file cannot be written.
+    Nothing is raised: the session is over, and its table must still reach the terminal.
     """
-    if target := option(session.config, "json"):
-        import orjson  # noqa: PLC0415
+    makers = (("json", _json_bytes), ("learn", _profile_bytes))
+    problems = []
+    for name, make in makers:
+        if target := option(session.config, name):
+            try:
+                _write(Path(target), make(session))
+            except MoetierError as error:
+                problems.append(f"--moetier-{name} {target} was not written: {error}")
+    return problems
 
-        _write(Path(target), orjson.dumps(_document(session), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
-    if target := option(session.config, "learn"):
-        import yaml  # noqa: PLC0415
 
-        text = yaml.safe_dump(_learned(session), sort_keys=False, width=120)
-        _write(Path(target), text.encode())
+def _json_bytes(session: MoetierSession) -> bytes:
+    import orjson  # noqa: PLC0415
+
+    return orjson.dumps(_document(session), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+
+
+def _profile_bytes(session: MoetierSession) -> bytes:
+    import yaml  # noqa: PLC0415
+
+    return yaml.safe_dump(_learned(session), sort_keys=False, width=120).encode()
 
 
 def _write(path: Path, data: bytes) -> None:
     """Write beside the target, then rename: a full disk or a kill leaves the old file."""
+    new = None
     try:
         with tempfile.NamedTemporaryFile(dir=path.resolve().parent, prefix=f".{path.name}.", delete=False) as file:
+            new = Path(file.name)
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
-        Path(file.name).chmod(0o644)
-        Path(file.name).replace(path)
+        new.chmod(0o644)
+        new.replace(path)
     except OSError as error:
-        raise pytest.UsageError(f"pytest-moetier: cannot write {path}: {error.strerror}") from error
+        if new is not None:
+            with suppress(OSError):
+                new.unlink()
+        raise InputError(f"{error.strerror}", "a folder that may be written to, with room", "choose another") from error
 
 
 def _document(session: MoetierSession) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "host": host_facts().as_json(),
+        "context": asdict(session.campaign.context) if session.campaign.context else None,
         "results": [_result(record) for record in session.records.values()],
     }
 
@@ -238,9 +256,11 @@ _LEARNED = (("device_bytes", 0.05), ("amplification", 0.05), ("seconds_per_itera
 def _learned(session: MoetierSession) -> dict[str, Any]:
     """Return a profile of this host: each proved cell's own figures as bounds, and today's refutations as known."""
     facts = host_facts()
+    context = session.campaign.context
+    kind = " of a synthetic trace" if context is None or context.synthetic_trace else ""
     day = time.strftime("%Y-%m-%d")
     bounds = [
-        _learned_bound(result, metric, margin, day)
+        _learned_bound(result, metric, margin, day, kind)
         for result in session.campaign.results.values()
         if result.runs and not result.invalid
         for name, margin in _LEARNED
@@ -263,7 +283,7 @@ def _learned(session: MoetierSession) -> dict[str, Any]:
     }
 
 
-def _learned_bound(result: CellResult, metric: Metric, margin: float, day: str) -> dict[str, Any]:
+def _learned_bound(result: CellResult, metric: Metric, margin: float, day: str, kind: str) -> dict[str, Any]:
     values: Sequence[float] = metric.values
     return {
         "id": f"learned.{result.cell.id}.{metric.name}",
@@ -271,5 +291,5 @@ def _learned_bound(result: CellResult, metric: Metric, margin: float, day: str) 
         "cell": result.cell.id,
         "min": min(values) * (1 - margin),
         "max": max(values) * (1 + margin),
-        "source": f"learned {day} from {len(values)} proved rounds, +-{margin:.0%}",
+        "source": f"learned {day} from {len(values)} proved rounds{kind}, +-{margin:.0%}",
     }
