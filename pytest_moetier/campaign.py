@@ -238,6 +238,7 @@ class Campaign:
         if self._rig is not None:
             return self._rig
         stack = self._stack
+        balloon = executable("moetier-balloon")
         # What the user gave is read first: a bad trace is said at once, not after waiting for the host.
         manifest = load_manifest(self.settings.pool)
         trace = self._trace(manifest)
@@ -249,7 +250,9 @@ class Campaign:
         pool = stack.enter_context(open_pool(self.settings.pool, journal))
         if pool.manifest != manifest:
             raise HostBusyError(
-                f"the manifest of {self.settings.pool} changed while this session waited", "a pool that stays as it is"
+                f"the manifest of {self.settings.pool} changed while this session waited",
+                "a pool that stays as it is",
+                "run the same command again",
             )
         folder = stack.enter_context(_temporary_folder(journal))
         path = stack.enter_context(plan_file(plan, folder))
@@ -260,7 +263,7 @@ class Campaign:
             journal=journal,
             reserve_bytes=self.settings.reserve_bytes,
             pool_files=len(plan.files),
-            balloon=executable("moetier-balloon"),
+            balloon=balloon,
         )
         self._rig = Rig(pool=pool, plan=plan, plan_path=path, host=host, options=options)
         return self._rig

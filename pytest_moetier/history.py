@@ -7,8 +7,10 @@ are compared here, over its own files, which stay readable by its tools.
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from statistics import median
 from typing import Any
 
@@ -113,14 +115,42 @@ def latest_stored(config: pytest.Config) -> tuple[str, Mapping[str, Any]] | None
     if session is None:
         return None
     for path, data in reversed(list(session.storage.load())):
-        cells = {}
-        for one in data.get("benchmarks", ()):
-            info = (one.get("extra_info") or {}).get("moetier")
-            if isinstance(info, dict) and info.get("schema_version") == SCHEMA_VERSION:
-                cells[info["cell"]["id"]] = info
+        cells = dict(found for one in data["benchmarks"] if (found := _stored_cell(one)) is not None)
         if cells:
             return str(path), cells
     return None
+
+
+def _stored_cell(benchmark: Any) -> tuple[str, Mapping[str, Any]] | None:  # noqa: ANN401 - any JSON value
+    """Return (cell id, metrics and context) of a stored benchmark of ours; None for another tool's or a damaged one."""
+    try:
+        info = benchmark["extra_info"]["moetier"]
+        if info["schema_version"] != SCHEMA_VERSION:
+            return None
+        metrics = {
+            str(name): {"values": [float(value) for value in one["values"]]} for name, one in info["metrics"].items()
+        }
+        return str(info["cell"]["id"]), {"metrics": metrics, "context": dict(info["context"] or {})}
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return None
+
+
+def storage_problem(config: pytest.Config) -> str:
+    """Return why pytest-benchmark could not store this session, though it was asked to; "" when it can.
+
+    It finds out only after everything was measured, and then loses the report with an internal error.
+    """
+    session = getattr(config, "_benchmarksession", None)
+    if session is None or not (session.save or session.autosave):
+        return ""
+    folder = getattr(session.storage, "path", None)
+    if not isinstance(folder, Path):
+        return ""
+    machine = folder / (getattr(session.storage, "default_machine_id", None) or "")
+    for one in (machine, folder):
+        if one.exists() or one.is_symlink():
+            return "" if one.is_dir() and os.access(one, os.W_OK | os.X_OK) else f"the benchmark history {one}"
+    return f"the benchmark history {folder}"
 
 
 def compare(

@@ -191,7 +191,11 @@ def build_plan(trace: Trace, manifest: Manifest, iterations: int | None = None) 
     pairs = _map_layers(trace, manifest)
     count = trace.n_iterations if iterations is None else iterations
     if not 1 <= count <= trace.n_iterations:
-        raise InputError(f"{count} iterations asked for", f"1 to {trace.n_iterations}, as the trace has")
+        raise InputError(
+            f"{count} iterations asked for",
+            f"1 to {trace.n_iterations}, as the trace has",
+            "ask for fewer (--moetier-iterations), or give a longer trace",
+        )
     bounds = trace.access_bounds()[: count + 1]
     n_accesses = int(bounds[-1])
     n_records = int(trace.record_bounds()[count])

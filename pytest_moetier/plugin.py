@@ -105,6 +105,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if config.pluginmanager.hasplugin("benchmark") and not config.option.collectonly:
         for item in ours:
             if "moetier_cell" in _fixtures(item):
+                # A cell that is skipped has nothing to time; pytest-benchmark would warn of each.
+                item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
                 group = f"moetier: {getattr(item, 'originalname', item.name)}"
                 item.add_marker(pytest.mark.benchmark(timer=session_of(config).clock, group=group))
 
@@ -157,6 +159,8 @@ def _translate(
         session = session_of(item.config)
         session.verdict(item, item.callspec.params.get("moetier_cell"), verdict, [], str(call.excinfo.value))  # type: ignore[attr-defined]
         report.longrepr = f"INVALID: {call.excinfo.value}"
+    elif verdict is None and call.when == "call" and item.nodeid in session_of(item.config).records:
+        verdict = _own_verdict(item, call)
     if verdict is None or (call.when != "call" and verdict != "invalid"):
         return
     report.user_properties.append(("moetier.verdict", verdict))
@@ -167,6 +171,18 @@ def _translate(
         report.wasxfail = known
     elif verdict == "refuted" and report.failed and not refuted_fails:
         report.outcome = "passed"
+
+
+def _own_verdict(item: pytest.Item, call: pytest.CallInfo[None]) -> str | None:
+    """Return the verdict of a test that measured and then asserted by itself: its assertions are its bounds."""
+    if call.excinfo is None:
+        verdict, reason = "supported", ""
+    elif call.excinfo.errisinstance(AssertionError):
+        verdict, reason = "refuted", call.excinfo.exconly()
+    else:
+        return None
+    session_of(item.config).verdict(item, item.callspec.params.get("moetier_cell"), verdict, [], reason)  # type: ignore[attr-defined]
+    return verdict
 
 
 def pytest_report_teststatus(report: Any) -> tuple[str, str, str | tuple[str, dict[str, bool]]] | None:  # noqa: ANN401
@@ -187,26 +203,33 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     if SESSION not in session.config.stash:
         return
     ours = session.config.stash[SESSION]
-    ours.campaign.close()
+    ours.close()
     if hasattr(session.config, "workerinput"):
         return
     from pytest_moetier.report import write_files  # noqa: PLC0415
 
-    write_files(ours)
+    ours.unwritten = write_files(ours)
     invalid = sum(one.verdict == "invalid" for one in ours.records.values())
     if invalid and session.testsfailed == invalid:
         session.exitstatus = EXIT_INVALID
+    elif ours.unwritten and session.exitstatus == pytest.ExitCode.OK:
+        session.exitstatus = pytest.ExitCode.USAGE_ERROR
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:  # noqa: ANN401
     """Print the finding's table, one line per refuted or invalid cell, and the comparison that was asked for."""
-    if SESSION in config.stash and config.stash[SESSION].records:
+    if SESSION not in config.stash:
+        return
+    ours = config.stash[SESSION]
+    if ours.records:
         from pytest_moetier.report import terminal_summary  # noqa: PLC0415
 
-        terminal_summary(terminalreporter, config.stash[SESSION])
+        terminal_summary(terminalreporter, ours)
+    for line in ours.unwritten:
+        terminalreporter.write_line(f"ERROR: {line}", red=True)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
     """Give the host back even when the session ended early."""
     if SESSION in config.stash:
-        config.stash[SESSION].campaign.close()
+        config.stash[SESSION].close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
@@ -93,12 +94,16 @@ class Lines:
 
     def __enter__(self) -> Self:
         """Begin on a line of its own: pytest has written the file's name."""
-        self._stream.write("\n")
+        self._write("\n")
         return self
 
     def __exit__(self, *_: object) -> None:
         """Leave nothing open."""
-        self._stream.flush()
+
+    def _write(self, text: str) -> None:
+        with suppress(OSError, ValueError):  # nobody reads any more: no reason to lose a measurement
+            self._stream.write(text)
+            self._stream.flush()
 
     def __call__(self, progress: Progress) -> None:
         """Write a line when the phase is new, or has gone on for long."""
@@ -107,8 +112,7 @@ class Lines:
             return
         self._last, self._said = progress.title, now
         count = f" {progress.iteration}/{progress.iterations}" if progress.iteration > 1 else ""
-        self._stream.write(f"{progress.title}{count}{progress.left}\n")
-        self._stream.flush()
+        self._write(f"{progress.title}{count}{progress.left}\n")
 
 
 class Bar:
@@ -147,8 +151,8 @@ class Bar:
         )
 
 
-def reporter(stream: IO[str], verbosity: int) -> Reporter:
-    """Return how to report on ``stream``: a bar on a terminal, lines elsewhere, nothing under ``-qq``."""
-    if verbosity < -1:
+def reporter(stream: IO[str] | None, verbosity: int) -> Reporter:
+    """Return how to report on ``stream``: a bar on a terminal, lines elsewhere, nothing for ``-qq`` or when closed."""
+    if stream is None or verbosity < -1:
         return Silent()
     return Bar(stream) if stream.isatty() else Lines(stream)

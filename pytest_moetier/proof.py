@@ -213,7 +213,7 @@ def _wall(run: Run, demand: Demand) -> Iterator[Invariant]:
     """The limit must have been reached when the demand exceeds it: otherwise nothing was enforced."""
     plan = demand.plan
     distinct = int(plan.expert_bytes[np.unique(plan.sequence)].sum())
-    if distinct <= run.capacity_bytes:
+    if distinct <= run.capacity_bytes or run.cell.mode == "direct":  # direct reads never enter the cache
         return
     assert run.exit.scope is not None  # noqa: S101 - the caller looked
     hits = run.exit.scope.limit_hits

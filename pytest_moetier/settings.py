@@ -37,6 +37,7 @@ class Options:
     wait_seconds: float
     stamps: str
     refuted: str
+    outputs: tuple[Path, ...]
 
 
 def option(config: pytest.Config, name: str) -> Any:  # noqa: ANN401 - pytest's own option types
@@ -54,7 +55,8 @@ def read_options(config: pytest.Config) -> Options:
     try:
         return _read(config)
     except InputError as error:
-        raise pytest.UsageError(f"pytest-moetier: {error}") from error
+        said = InputError(error.seen, error.expected, error.do or "`pytest --help` lists the --moetier options")
+        raise pytest.UsageError(f"pytest-moetier: {said}") from error
 
 
 def _read(config: pytest.Config) -> Options:
@@ -62,7 +64,7 @@ def _read(config: pytest.Config) -> Options:
     return Options(
         pool=Path(option(config, "pool") or default_pool()).expanduser(),
         traces=tuple(_trace(word) for word in option(config, "trace")),
-        capacities=tuple(Capacity.parse(word) for word in _words(option(config, "capacity"), "capacity")),
+        capacities=_capacities(option(config, "capacity")),
         mechanisms=_choices(option(config, "mechanism"), "mechanism", MECHANISMS),
         mglru=_mglru(option(config, "mglru")),
         rounds=_number(option(config, "rounds"), "rounds", minimum=1),
@@ -73,6 +75,7 @@ def _read(config: pytest.Config) -> Options:
         wait_seconds=_seconds(option(config, "wait"), "wait"),
         stamps=_choices(option(config, "stamps"), "stamps", ("full", "ends", "none"))[0],
         refuted=_choices(option(config, "refuted"), "refuted", ("fail", "report"))[0],
+        outputs=tuple(_output(option(config, name), name) for name in ("json", "learn") if option(config, name)),
     )
 
 
@@ -83,10 +86,14 @@ def default_pool() -> Path:
 
 def _words(value: str | Iterable[str], name: str) -> list[str]:
     parts = value.split(",") if isinstance(value, str) else [str(one) for one in value]
-    words = [one.strip() for one in parts if one.strip()]
+    words = list(dict.fromkeys(one.strip() for one in parts if one.strip()))
     if not words:
         raise InputError(f"--moetier-{name} is empty", "at least one value")
     return words
+
+
+def _capacities(value: str | Iterable[str]) -> tuple[Capacity, ...]:
+    return tuple(dict.fromkeys(Capacity.parse(word) for word in _words(value, "capacity")))
 
 
 def _choices(value: str | Iterable[str], name: str, known: tuple[str, ...]) -> tuple[str, ...]:
@@ -99,7 +106,7 @@ def _choices(value: str | Iterable[str], name: str, known: tuple[str, ...]) -> t
 
 def _mglru(value: str | Iterable[str]) -> tuple[str, ...]:
     words = _choices(value, "mglru", (*MGLRU_STATES, "both"))
-    return tuple(state for word in words for state in (("on", "off") if word == "both" else (word,)))
+    return tuple(dict.fromkeys(state for word in words for state in (("on", "off") if word == "both" else (word,))))
 
 
 def _number(value: str | int, name: str, minimum: int) -> int:
@@ -129,6 +136,26 @@ def _size(value: str | int, name: str) -> int:
         raise InputError(f"--moetier-{name} {error.seen}", error.expected) from error
 
 
+def _output(value: str, name: str) -> Path:
+    """Return a file to write at the end; refused now, not after minutes of measuring, where it surely cannot be."""
+    path = Path(value)
+    folder = path.resolve().parent
+    why = ""
+    if path.is_dir():
+        why = "it is a folder"
+    elif not folder.is_dir():
+        why = f"there is no folder {folder}"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        why = f"{folder} may not be written to"
+    if why:
+        raise InputError(
+            f"--moetier-{name} {value} cannot be written: {why}",
+            "a file in a folder that may be written to",
+            "make the folder, or name another",
+        )
+    return path
+
+
 def _trace(word: str) -> tuple[str, Path]:
     domain, found, name = word.partition("=")
     return (domain, Path(name)) if found and not Path(word).exists() else ("trace", Path(word))
@@ -154,7 +181,7 @@ def _cells(options: Options, chosen: dict[str, Any], finding: str) -> list[Cell]
         raise InputError(f"marker moetier has {sorted(unknown)}", "finding, capacity, mechanism, mglru or mode")
     capacities: Iterable[Capacity] = options.capacities
     if "capacity" in chosen:
-        capacities = [Capacity.parse(word) for word in _words(chosen["capacity"], "capacity")]
+        capacities = _capacities(chosen["capacity"])
     mechanisms = _choices(chosen.get("mechanism", options.mechanisms), "mechanism", MECHANISMS)
     mglru = _mglru(chosen.get("mglru", options.mglru))
     modes = _words(chosen.get("mode", "page_cache"), "mode")
@@ -179,11 +206,16 @@ def build_session(config: pytest.Config) -> MoetierSession:
     """Return the session's campaign and profile, from the options."""
     from pytest_moetier.campaign import Campaign, Settings  # noqa: PLC0415 - numpy and yaml only when a cell runs
     from pytest_moetier.finding import read_profile  # noqa: PLC0415
-    from pytest_moetier.history import latest_stored  # noqa: PLC0415
+    from pytest_moetier.history import latest_stored, storage_problem  # noqa: PLC0415
     from pytest_moetier.host.probe import host_facts  # noqa: PLC0415
     from pytest_moetier.progress import reporter  # noqa: PLC0415
 
     options = read_options(config)
+    if problem := storage_problem(config):
+        raise pytest.UsageError(
+            f"pytest-moetier: {problem} cannot be written; expected a folder that may be written to;"
+            " next: --benchmark-storage=file://DIR, or leave out --benchmark-autosave"
+        )
     settings = Settings(
         pool=options.pool,
         trace=options.traces[0][1] if options.traces else None,

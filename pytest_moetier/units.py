@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from pytest_moetier.errors import InputError
 
@@ -97,10 +97,10 @@ class Capacity:
                 raise InputError(
                     f"capacity {text!r} is not readable", f"{_SIZE_HINT}, or a share such as 5%"
                 ) from error
-        try:
-            percent = Decimal(words[:-1])
-        except InvalidOperation as error:
-            raise InputError(f"capacity {text!r} is not readable", "a share of the pool such as 4.4%") from error
+        match = _NUMBER.match(words)
+        if match is None:
+            raise InputError(f"capacity {text!r} is not readable", "a share of the pool such as 4.4%")
+        percent = Decimal(match[1])
         if not 0 < percent <= 100:
             raise InputError(f"capacity {text!r} is outside the pool", "a share above 0% and at most 100%")
         return cls(share=float(percent / 100), bytes=0, text=words)

@@ -6,6 +6,8 @@ refutation that the profile lists = xfailed, xpassed when it no longer holds; an
 
 from __future__ import annotations
 
+import signal
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -27,6 +29,9 @@ KNOWN = pytest.StashKey[str]()
 
 Baseline = tuple[str, Mapping[str, Any]]
 """A stored session: its file, and ``extra_info["moetier"]`` by cell id."""
+
+
+_ENDING = (signal.SIGTERM, signal.SIGHUP)
 
 
 class VirtualClock:
@@ -73,11 +78,30 @@ class MoetierSession:
         self.rounds = rounds
         self.clock = VirtualClock()
         self.records: dict[str, Record] = {}
+        self.unwritten: list[str] = []
         self.started = time.time()
+        self._caught: list[signal.Signals] = []
+
+    def close(self) -> None:
+        """Give the host back, and the signals their usual meaning. Safe to call twice."""
+        self.campaign.close()
+        for number in self._caught:
+            signal.signal(number, signal.SIG_DFL)
+        self._caught.clear()
+
+    def _catch_signals(self) -> None:
+        """While the host is held, SIGTERM and SIGHUP end the session as Ctrl-C does: with the host given back."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        for number in _ENDING:
+            if signal.getsignal(number) is signal.SIG_DFL:
+                signal.signal(number, _end_session)
+                self._caught.append(number)
 
     def measured(self, items: Iterable[pytest.Item]) -> Mapping[str, CellResult]:
         """Return all results, measuring every selected cell of the session on the first call."""
         cells = [item.callspec.params["moetier_cell"] for item in items if _has_cell(item)]  # type: ignore[attr-defined]
+        self._catch_signals()
         capture = self.config.pluginmanager.getplugin("capturemanager")
         if capture is None or len(self.campaign.results) == len({cell.id for cell in cells}):
             return self.campaign.measure(cells)
@@ -101,6 +125,12 @@ class MoetierSession:
         record = self.record(node, cell)
         record.verdict, record.reason = verdict, reason
         record.judgements += judgements
+
+
+def _end_session(number: int, _frame: object) -> None:
+    for other in _ENDING:  # a second one must not cut the giving back short
+        signal.signal(other, signal.SIG_IGN)
+    pytest.exit(f"{signal.Signals(number).name}: measuring was ended, the host is given back", returncode=128 + number)
 
 
 def _has_cell(item: pytest.Item) -> bool:

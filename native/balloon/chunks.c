@@ -15,7 +15,7 @@
 
 // MemAvailable is looked at between chunks; one takes some 50 ms to touch.
 static const uint64_t CHUNK_BYTES = 256u << 20;
-static const uint64_t PAGE = 4096;
+enum { LEAST_PAGE = 4096 }; // the kernel's own may be larger
 
 static bool refuse_lock(uint64_t bytes, int error, struct failure *failure)
 {
@@ -56,7 +56,7 @@ static bool add_locked(struct chunks *chunks, uint64_t bytes, struct failure *fa
         return refuse_lock(bytes, error, failure);
     }
     // mlock has faulted all pages in; a write makes each the process's own, whatever the kernel chose to map.
-    for (uint64_t at = 0; at < bytes; at += PAGE)
+    for (uint64_t at = 0; at < bytes; at += LEAST_PAGE)
         ((volatile char *)base)[at] = 1;
     if (!remember(chunks, (struct chunk){base, bytes})) {
         munmap(base, bytes);
@@ -111,9 +111,10 @@ static void shrink(struct chunks *chunks, uint64_t bytes)
 
 bool chunks_resize(struct chunks *chunks, uint64_t bytes, uint64_t floor_bytes, struct failure *failure)
 {
-    if (bytes > UINT64_MAX - PAGE)
+    uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+    if (bytes > UINT64_MAX - page)
         return failure_set(failure, EXIT_USAGE, "usage", "%" PRIu64 " bytes are more than memory can have", bytes);
-    bytes = (bytes + PAGE - 1) / PAGE * PAGE;
+    bytes = (bytes + page - 1) / page * page;
     if (bytes < chunks->bytes)
         shrink(chunks, bytes);
     return grow(chunks, bytes, floor_bytes, failure);

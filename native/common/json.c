@@ -7,6 +7,8 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "common/clock.h"
+
 static void reserve(struct json *line, size_t more)
 {
     if (line->capacity - line->length >= more)
@@ -207,11 +209,14 @@ void json_close_object(struct json *line)
     close_with(line, "}");
 }
 
-void json_send(struct json *line)
+static const double LONGEST_QUEUED = 0.1;
+static struct json queue; // whole lines that have not left yet
+static double queue_left;
+
+static void write_out(const struct json *lines)
 {
-    put_text(line, "}\n");
-    for (size_t done = 0; done < line->length;) {
-        ssize_t written = write(STDOUT_FILENO, line->text + done, line->length - done);
+    for (size_t done = 0; done < lines->length;) {
+        ssize_t written = write(STDOUT_FILENO, lines->text + done, lines->length - done);
         if (written < 0 && errno == EINTR)
             continue;
         if (written < 0) {
@@ -220,6 +225,32 @@ void json_send(struct json *line)
         }
         done += (size_t)written;
     }
+}
+
+static void empty_queue(void)
+{
+    if (queue.length == 0)
+        return;
+    write_out(&queue);
+    queue.length = 0;
+}
+
+void json_send(struct json *line)
+{
+    put_text(line, "}\n");
+    empty_queue();
+    write_out(line);
+}
+
+void json_send_soon(struct json *line)
+{
+    put_text(line, "}\n");
+    put(&queue, line->text, line->length);
+    double now = clock_seconds();
+    if (now - queue_left < LONGEST_QUEUED)
+        return;
+    empty_queue();
+    queue_left = now;
 }
 
 void json_free(struct json *line)

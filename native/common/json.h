@@ -37,6 +37,10 @@ void json_close_object(struct json *line);
 // measurement that cannot be reported is not worth the device's time.
 void json_send(struct json *line);
 
+// The same for frequent events: the line leaves with the next json_send, or when 0.1 s have passed since lines last left. A
+// write wakes the reader, which would take more of a short iteration than all other bookkeeping. For one thread alone.
+void json_send_soon(struct json *line);
+
 void json_free(struct json *line);
 
 #endif

@@ -85,7 +85,7 @@ void event_iteration(struct json *line, const struct pass *pass, double wall_sec
     json_close_array(line);
     struct count process = counters_delta(counters, counters->n_devices);
     put_if(line, "process_read_bytes", process.known, process.bytes);
-    json_send(line);
+    json_send_soon(line);
 }
 
 void event_pass(struct json *line, const struct pass *pass)

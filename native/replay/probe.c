@@ -75,7 +75,7 @@ bool pool_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *by
             return failure_set(failure, EXIT_FAILED, "residency", "%s fails on %.800s: %s", probe_name(probe), path,
                                strerror((int)-pages));
         }
-        uint64_t resident = (uint64_t)pages * PAGE_BYTES;
+        uint64_t resident = (uint64_t)pages * kernel_page_bytes();
         *bytes += resident < size ? resident : size;
     }
     return true;

@@ -5,8 +5,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "replay/plan.h"
-
 #ifndef SYS_cachestat
 #define SYS_cachestat 451 // the same on every architecture; Linux 6.5
 #endif
@@ -23,6 +21,11 @@ struct cachestat_v0 {
     uint64_t evicted;
     uint64_t recently_evicted;
 };
+
+uint64_t kernel_page_bytes(void)
+{
+    return (uint64_t)sysconf(_SC_PAGESIZE);
+}
 
 const char *probe_name(enum probe probe)
 {
@@ -45,10 +48,11 @@ int64_t mincore_pages(const char *base, uint64_t offset, uint64_t length)
     enum { WINDOW_PAGES = 4096 };
     unsigned char resident[WINDOW_PAGES];
     int64_t pages = 0;
-    uint64_t end = (offset + length + PAGE_BYTES - 1) / PAGE_BYTES;
-    for (uint64_t page = offset / PAGE_BYTES; page < end; page += WINDOW_PAGES) {
+    uint64_t size = kernel_page_bytes();
+    uint64_t end = (offset + length + size - 1) / size;
+    for (uint64_t page = offset / size; page < end; page += WINDOW_PAGES) {
         uint64_t count = end - page < WINDOW_PAGES ? end - page : WINDOW_PAGES;
-        if (mincore((char *)(uintptr_t)base + page * PAGE_BYTES, count * PAGE_BYTES, resident) != 0)
+        if (mincore((char *)(uintptr_t)base + page * size, count * size, resident) != 0)
             return -errno;
         for (uint64_t i = 0; i < count; i++)
             pages += resident[i] & 1;

@@ -6,6 +6,9 @@
 
 enum probe { PROBE_NONE, PROBE_CACHESTAT, PROBE_MINCORE };
 
+// The kernel's own page, which is what both ways count: 4 KiB, or 16 or 64 KiB on some aarch64 kernels.
+uint64_t kernel_page_bytes(void);
+
 const char *probe_name(enum probe probe);
 
 // Resident pages among those that [offset, offset + length) touches; a negative errno value on failure.

@@ -6,8 +6,6 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "replay/plan.h"
-
 static struct verdict verdict(enum truth truth, const char *note)
 {
     struct verdict result = {.truth = truth};
@@ -40,7 +38,7 @@ static struct verdict judge(enum probe probe, uint64_t pages, int64_t dropped, i
 
 struct verdict selftest(enum probe probe, int fd, uint64_t size)
 {
-    uint64_t pages = (size + PAGE_BYTES - 1) / PAGE_BYTES;
+    uint64_t pages = (size + kernel_page_bytes() - 1) / kernel_page_bytes();
     if (pages == 0)
         return verdict(TRUTH_UNPROVABLE, "the file is empty");
     int64_t dropped = resident_pages(probe, fd, 0, size);
@@ -52,8 +50,8 @@ struct verdict selftest(enum probe probe, int fd, uint64_t size)
         drop(fd);
         dropped = resident_pages(probe, fd, 0, size);
     }
-    char page[PAGE_BYTES];
-    bool read = pread(fd, page, sizeof page, 0) > 0;
+    char byte;
+    bool read = pread(fd, &byte, 1, 0) == 1; // brings its page in
     int64_t touched = resident_pages(probe, fd, 0, size);
     if (!partly)
         drop(fd);

@@ -25,7 +25,7 @@ static bool count_resident(struct worker *worker, const struct plan_extent *exte
     if (pages < 0)
         return failure_set(&worker->failure, EXIT_FAILED, "residency", "%s fails before a read: %s", probe_name(crew->hits),
                            strerror((int)-pages));
-    uint64_t resident = (uint64_t)pages * PAGE_BYTES;
+    uint64_t resident = (uint64_t)pages * kernel_page_bytes();
     *bytes += resident < extent->length ? resident : extent->length;
     return true;
 }

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -72,6 +73,8 @@ def devices_of(target: str | Path | int) -> tuple[BlockDevice, ...]:
     """
     if isinstance(target, int):
         return _devices_of_open(target)
+    if not hasattr(os, "O_PATH"):
+        raise UnsupportedHostError(f"device counters of {sys.platform} are not known here", "a Linux host")
     try:
         descriptor = os.open(target, os.O_PATH | os.O_CLOEXEC)
     except OSError as error:

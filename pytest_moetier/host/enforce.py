@@ -16,7 +16,7 @@ from pytest_moetier.errors import UnsupportedHostError
 from pytest_moetier.host import procfs
 from pytest_moetier.host.balloon import Balloon, check_target, inflate_to, mem_available_bytes
 from pytest_moetier.host.cgroup import Scope, ScopeFiles, create_scope
-from pytest_moetier.host.memboot import memboot_support, tolerance_bytes
+from pytest_moetier.host.memboot import check_booted, memboot_support, tolerance_bytes
 from pytest_moetier.host.restore import Journal
 from pytest_moetier.host.snapshot import ScopeCounters, capture_paths, parse, take
 from pytest_moetier.units import PAGE_BYTES, format_bytes
@@ -194,7 +194,10 @@ class _Inflated:
 
 
 class _Booted:
-    """A kernel that was booted with mem=: nothing to set, MemAvailable to be verified."""
+    """A kernel that was booted with mem=: nothing to set, MemAvailable to be verified.
+
+    It is verified once the replayer has touched its destinations, as a balloon is inflated then: they are not cache.
+    """
 
     def __init__(self, capacity_bytes: int) -> None:
         self._capacity_bytes = capacity_bytes
@@ -207,7 +210,10 @@ class _Booted:
 
     def apply(self, pid: int) -> Enforced:
         del pid
-        return Enforced(available_bytes=mem_available_bytes(), tolerance_bytes=tolerance_bytes(self._capacity_bytes))
+        booted = memboot_support(self._capacity_bytes)
+        return Enforced(
+            available_bytes=booted.available_bytes, tolerance_bytes=tolerance_bytes(self._capacity_bytes)
+        )
 
     def watch(self) -> None:
         return None
@@ -242,5 +248,5 @@ def mechanism(name: str, capacity_bytes: int, host: HostContext) -> Iterator[Enf
             if inflated.balloon is not None:
                 inflated.balloon.close()
     else:
-        memboot_support(capacity_bytes)
+        check_booted(capacity_bytes)
         yield _Booted(capacity_bytes)

@@ -128,10 +128,12 @@ def attach(
         UnsupportedHostError: no root, no loop devices, or no direct I/O below the image; with what to do instead.
     """
     image = image.resolve()
+    if lacking := loop_support():
+        raise UnsupportedHostError(f"no loop device here: {lacking}", "root and loop devices", _PLAIN)
     try:
         backing = os.open(image, (os.O_RDONLY if read_only else os.O_RDWR) | os.O_CLOEXEC)
     except OSError as error:
-        raise InputError(f"{image}: {error.strerror}", "a readable pool image") from error
+        raise InputError(f"{image}: {error.strerror}", "a readable pool image", f"ls -l {image}") from error
     try:
         loop = _attach_free(image, backing, read_only, direct_io, journal)
     finally:
@@ -181,7 +183,9 @@ def mount_detached(loop: LoopDevice, *, read_only: bool, kind: str = "ext4") -> 
                 f"mounting {loop.image} as {kind}: {error.strerror}", "fsopen, fsconfig, fsmount", _PLAIN
             ) from error
         raise InputError(
-            f"{loop.image} cannot be mounted as {kind}: {error.strerror}", f"an image made by mkfs.{kind}"
+            f"{loop.image} cannot be mounted as {kind}: {error.strerror}",
+            f"a whole image made by mkfs.{kind}",
+            "create the pool again with `moetier pool create`",
         ) from error
 
 

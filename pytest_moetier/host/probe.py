@@ -338,7 +338,8 @@ def _system(facts: HostFacts) -> Check:
         f" {format_bytes(facts.mem_total_bytes or 0, binary=True)}, virtualisation: {facts.virtualisation}"
     )
     if "emulated" in facts.virtualisation:
-        return Check("host", "limited", observed, "times under emulation are not the hardware's; counters hold")
+        means = "times under emulation are not the hardware's; counters hold"
+        return Check("host", "limited", observed, means, "measure on the hardware itself where times matter")
     return Check("host", "info", observed, f"results carry the host id {facts.fingerprint()}")
 
 
@@ -521,7 +522,8 @@ def _memboot_check(facts: HostFacts) -> Check:
         )
     seen = f"booted with mem={format_bytes(facts.mem_argument_bytes, binary=True)}"
     available = format_bytes(balloon.mem_available_bytes(), binary=True)
-    return Check("mechanism memboot", "ok", seen, f"the one capacity of {available} (MemAvailable now)")
+    means = f"the one capacity of {available} (MemAvailable now), less what the bench itself takes"
+    return Check("mechanism memboot", "ok", seen, means)
 
 
 @dataclass(frozen=True, slots=True)

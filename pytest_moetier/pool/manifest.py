@@ -30,7 +30,7 @@ _MAX_EXPERT_BYTES = 1 << 40
 _MAX_MANIFEST_BYTES = 16 << 20
 _POOL_ID = re.compile(r"0x[0-9a-f]{16}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-_RECREATE = "create the pool again with `moetier pool create`"
+RECREATE = "create the pool again with `moetier pool create`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,17 +178,17 @@ class _Fields:
     def __init__(self, path: Path, content: object) -> None:
         self._path = path
         if not isinstance(content, Mapping):
-            raise InputError(f"{path} holds {type(content).__name__}", "a YAML mapping of a pool's fields", _RECREATE)
+            raise InputError(f"{path} holds {type(content).__name__}", "a YAML mapping of a pool's fields", RECREATE)
         self._content = content
 
     def refuse(self, name: str, expected: str) -> InputError:
         seen = repr(self._content.get(name))
         seen = seen if len(seen) <= 60 else seen[:57] + "..."
-        return InputError(f"{self._path}: {name} is {seen}", expected, _RECREATE)
+        return InputError(f"{self._path}: {name} is {seen}", expected, RECREATE)
 
     def take(self, name: str) -> object:
         if name not in self._content:
-            raise InputError(f"{self._path} has no field {name!r}", "every field of a pool's manifest", _RECREATE)
+            raise InputError(f"{self._path} has no field {name!r}", "every field of a pool's manifest", RECREATE)
         return self._content[name]
 
     def integer(self, name: str, low: int, high: int) -> int:
@@ -288,20 +288,30 @@ def load_manifest(path: Path) -> Manifest:
     Raises:
         InputError: there is none, or it is not one; the message names the field.
     """
+    try:
+        return _read_manifest(path)
+    except OSError as error:  # no permission on the way there, a device error, a name too long
+        raise InputError(
+            f"no pool can be read at {error.filename or path}: {error.strerror}",
+            "a folder made by `moetier pool create` that this user may read",
+            f"ls -ld {path}",
+        ) from error
+
+
+def _read_manifest(path: Path) -> Manifest:
     file = path / MANIFEST_NAME if path.is_dir() else path
     if not file.is_file():
-        raise InputError(
-            f"no pool at {path}: {file.name} is missing", "a folder made by `moetier pool create`", _CREATE
-        )
+        why = f"{file.name} is missing" if path.is_dir() else "nothing is there"
+        raise InputError(f"no pool at {path}: {why}", "a folder made by `moetier pool create`", _CREATE)
     if file.stat().st_size > _MAX_MANIFEST_BYTES:
-        raise InputError(f"{file} has {file.stat().st_size} bytes", f"a manifest of at most {_MAX_MANIFEST_BYTES}")
+        raise InputError(
+            f"{file} has {file.stat().st_size} bytes", f"a manifest of at most {_MAX_MANIFEST_BYTES}", RECREATE
+        )
     try:
         content = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
+    except (yaml.YAMLError, UnicodeDecodeError, ValueError, RecursionError) as error:
         first = " ".join(str(error).split())[:160]
-        raise InputError(f"{file} is not YAML: {first}", "a pool's manifest", _RECREATE) from error
-    except OSError as error:
-        raise InputError(f"{file}: {error.strerror}", "a manifest that may be read") from error
+        raise InputError(f"{file} is not YAML: {first}", "a pool's manifest", RECREATE) from error
     return parse_manifest(content, file)
 
 

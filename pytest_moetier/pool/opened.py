@@ -15,7 +15,7 @@ from pytest_moetier.host.blockdev import BlockDevice
 from pytest_moetier.host.loopdev import LoopDevice
 from pytest_moetier.host.restore import Journal
 from pytest_moetier.pool.check import file_faults
-from pytest_moetier.pool.manifest import IMAGE_NAME, Manifest, load_manifest
+from pytest_moetier.pool.manifest import IMAGE_NAME, RECREATE, Manifest, load_manifest
 from pytest_moetier.units import format_bytes
 
 _DROP_ATTEMPTS = 3
@@ -78,13 +78,21 @@ class OpenPool:
         return sum(known) if len(known) == len(found) else None
 
 
-def _plain_file(path: Path) -> Path:
+def _image(path: Path, manifest: Manifest) -> Path:
     try:
-        kind = path.lstat().st_mode
+        found = path.lstat()
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", "the pool's image", "run `moetier pool create` again") from error
-    if not stat.S_ISREG(kind):
-        raise InputError(f"{path} is no plain file", "the pool's image itself: nothing of a pool may lead out of it")
+        raise InputError(f"{path}: {error.strerror}", "the pool's image", RECREATE) from error
+    if not stat.S_ISREG(found.st_mode):
+        raise InputError(
+            f"{path} is no plain file", "the pool's image itself: nothing of a pool may lead out of it", RECREATE
+        )
+    if found.st_size < manifest.total_bytes:
+        raise InputError(
+            f"{path} is cut off: it has {found.st_size} bytes",
+            f"more than the {manifest.total_bytes} of the experts in it",
+            RECREATE,
+        )
     return path
 
 
@@ -116,7 +124,8 @@ def open_pool(
         root, loop, image = folder, None, None
         fds: tuple[int, ...] = ()
         if manifest.store == "image":
-            image = _plain_file(folder / IMAGE_NAME)
+            image = _image(folder / IMAGE_NAME, manifest)
+            blockdev.devices_of(image)  # refuses a tmpfs: what reads of the loop device cost there is memory alone
             loop = stack.enter_context(
                 loopdev.attach(image, read_only=True, read_ahead_kb=read_ahead_kb, journal=journal)
             )

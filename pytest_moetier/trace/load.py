@@ -12,6 +12,7 @@ from pytest_moetier.trace import formats
 from pytest_moetier.trace.records import Trace
 
 _CHUNK_BYTES = 1 << 20
+_NEXT = "give another trace file: `moetier trace synth PRESET FILE` writes one, `moetier trace info FILE` reads it"
 
 
 def _unpacked(path: Path, data: bytes) -> tuple[bytes, str]:
@@ -37,9 +38,17 @@ def load_trace(path: Path | str, format: str | None = None, *, n_experts: int | 
         n_experts: experts per layer, for formats that do not state it.
 
     Raises:
-        InputError: no such file, no known format, or a record that breaks a rule; the message names the line.
+        InputError: no such file, no known format, or a record that breaks a rule; the message names file and line.
     """
     file = Path(path)
+    try:
+        return _read(file, format, n_experts)
+    except InputError as error:
+        seen = error.seen if str(file) in error.seen else f"{file}: {error.seen}"
+        raise InputError(seen, error.expected, error.do or _NEXT) from error
+
+
+def _read(file: Path, format: str | None, n_experts: int | None) -> Trace:  # noqa: A002
     try:
         data = file.read_bytes()
     except OSError as error:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -248,6 +250,51 @@ def test_a_stale_scope_of_the_same_name_is_stopped_first() -> None:
     finally:
         second.close()
     assert not second.path.exists()
+
+
+def counters(scope: cgroup.Scope) -> snapshot.ScopeCounters:
+    found = snapshot.parse(snapshot.take(snapshot.capture_paths((), scope), "x"), (), scope).scope
+    assert found is not None
+    return found
+
+
+@pytest.mark.usefixtures("needs_scope")
+def test_an_oom_kill_in_the_scope_is_counted() -> None:
+    scope = cgroup.create_scope("oom")
+    try:
+        scope.set_limit(16 * MIB)
+        hungry = [sys.executable, "-c", "b'x' * (64 << 20)"]
+        assert subprocess.run(scope.enter_argv(hungry), check=False).returncode == -signal.SIGKILL
+        assert counters(scope).oom_kills == 1
+    finally:
+        scope.close()
+
+
+@pytest.mark.usefixtures("needs_scope")
+def test_a_limit_above_the_scope_is_told_from_its_own(tmp_path: Path) -> None:
+    file = tmp_path / "x"
+    file.write_bytes(os.urandom(24 * MIB))
+    drop_caches([file])
+    parent = cgroup.create_scope("parent")
+    try:
+        (hierarchy,) = [one for one in cgroup._hierarchies() if one.mount in parent.path.parents]  # noqa: SLF001
+        scope = cgroup._make(hierarchy, parent.path, f"moetier-{os.getpid()}-below", None)  # noqa: SLF001
+        try:
+            assert scope.files.ancestors[0] == str(parent.path)
+            scope.set_limit(64 * MIB)
+            assert cgroup.ancestor_limit_bytes(scope.files) is None
+            parent.set_limit(16 * MIB)
+            assert cgroup.ancestor_limit_bytes(scope.files) == 16 * MIB
+            assert counters(scope).ancestor_limit_hits == 0
+            subprocess.run(scope.enter_argv(["cat", str(file)]), stdout=subprocess.DEVNULL, check=True)
+            found = counters(scope)
+            assert found.ancestor_limit_hits is not None
+            assert found.ancestor_limit_hits > 0
+            assert found.limit_hits == 0
+        finally:
+            scope.close()
+    finally:
+        parent.close()
 
 
 @pytest.mark.usefixtures("needs_scope")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from trees import Recorded
 
 from pytest_moetier.errors import HarnessError, InputError, UnsupportedHostError
 from pytest_moetier.host import memboot, mglru, procfs
@@ -47,8 +49,21 @@ def test_a_kernel_booted_for_the_capacity_is_supported_within_two_percent(tmp_pa
     with procfs.rooted(host(tmp_path, "mem=8G")):
         assert memboot.memboot_support(4 * GIB) == memboot.MemBoot(8 * GIB, 4 * GIB)
         assert memboot.memboot_support(4 * GIB + 80 * (1 << 20)).mem_bytes == 8 * GIB
-        with pytest.raises(UnsupportedHostError, match=r"MemAvailable is 4 GiB; expected 4\.1"):
+        with pytest.raises(UnsupportedHostError, match=r"MemAvailable is 4 GiB \(4294967296 B\); expected 4\.1"):
             memboot.memboot_support(4 * GIB + 120 * (1 << 20))
+
+
+def test_what_the_kernel_keeps_and_holes_in_the_addresses_are_allowed_for(
+    recorded: Recorded, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Recorded: 4 GiB, of which 3993 MiB are MemTotal and 3702 MiB available; 1 GiB of addresses below 4 GiB is no RAM.
+    root = recorded("v2-guest-6.12")
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")
+    assert memboot.boot_argument(GIB) == "mem=0M"
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")
+    assert memboot.boot_argument(3 * GIB) == "mem=0M"
+    (root / "proc/iomem").write_text("00000000-00000000 : System RAM\n")  # as seen without root
+    assert memboot.boot_argument(GIB) == "mem=0M"
 
 
 @pytest.fixture
@@ -91,6 +106,42 @@ def test_a_change_in_the_middle_is_seen(switch: Switch) -> None:
         with pytest.raises(HarnessError, match="MGLRU is on; expected off"):
             mglru.verify("off")
     assert not seen.as_wanted
+
+
+def test_parts_that_the_processor_lacks_do_not_keep_it_from_being_set_back(
+    switch: Switch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, journal = switch
+    path.write_text("0x0000\n")
+    write = procfs.write_text
+    monkeypatch.setattr(procfs, "write_text", lambda at, text: write(at, text.replace("0x0007", "0x0003")))
+    with mglru.held("on", journal):
+        assert path.read_text() == "0x0003\n"  # as on arm64
+    assert path.read_text() == "0x0000\n"
+    assert journal.close() == []
+
+
+def test_this_kernels_own_switch_is_set_verified_and_set_back(tmp_path: Path) -> None:
+    before = mglru.current()
+    if before == mglru.ABSENT or os.geteuid() != 0:
+        pytest.skip(f"MGLRU is {before}, uid {os.geteuid()}: a kernel with CONFIG_LRU_GEN and root are needed")
+    state = tmp_path / "state"
+    state.mkdir(mode=0o700)
+    text = procfs.read_text(mglru.ENABLED)
+    with Journal(state) as journal:
+        for wanted in ("off", "on"):
+            with mglru.held(wanted, journal) as setting:
+                assert mglru.current() == wanted
+                assert setting.verified().as_wanted
+            assert procfs.read_text(mglru.ENABLED) == text
+        token = mglru.set_state("off" if before == "on" else "on", journal)
+        assert token
+        assert journal.close() == [f"{mglru.ENABLED} set back from {journal_new(before)} to {text.strip()}"]
+    assert procfs.read_text(mglru.ENABLED) == text
+
+
+def journal_new(before: str) -> str:
+    return "0x0000" if before == "on" else "0x0007"
 
 
 def test_host_leaves_the_switch_alone(switch: Switch) -> None:

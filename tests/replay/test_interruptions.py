@@ -26,8 +26,6 @@ from pytest_moetier.replayer import Replayer, ReplayOptions
 from pytest_moetier.trace.synth import synth_trace
 from pytest_moetier.units import Capacity
 
-MEMORY_V1 = Path("/sys/fs/cgroup/memory")
-
 
 def scopes() -> list[str]:
     return [str(one) for one in Path("/sys/fs/cgroup").rglob(f"moetier-{os.getpid()}-*")]
@@ -81,11 +79,9 @@ def test_a_replayer_told_to_end_is_partial(long_rig: Rig, cell: Cell) -> None:
 
 
 def test_a_replayer_moved_out_of_its_scope_makes_the_run_invalid(long_rig: Rig, cell: Cell) -> None:
-    if not (MEMORY_V1 / "cgroup.procs").exists():
-        pytest.skip("needs the v1 memory hierarchy at /sys/fs/cgroup/memory")
-
     def move(pid: int) -> None:
-        (MEMORY_V1 / "cgroup.procs").write_text(str(pid))
+        (scope,) = scopes()
+        (Path(scope).parent / "cgroup.procs").write_text(str(pid))
 
     with pytest.raises(AccountingError, match=r"moved out of .*moetier-|replayer_in_scope"):
         run = run_cell(long_rig, cell, progress=at_first_measured(move))
