@@ -351,7 +351,7 @@ class _PassReader:
                 self._residencies.append(Residency(**{name: event[name] for name in Residency.__dataclass_fields__}))
             case "capture":
                 self._captures[str(event["at"]).rpartition(":")[2]] = Capture.from_event(event)
-                self._inflight_zero = self._inflight_zero and bool(event.get("inflight_zero", True))
+                self._inflight_zero = self._inflight_zero and event.get("inflight_zero") is not False
             case "pass" if event["partial"]:  # an error event may follow and say why
                 self.cut_short = f"pass {event['pass']!r} ended after {event['iterations']} iterations (partial)"
             case "pass":

@@ -1,8 +1,7 @@
-"""A real small pool, its plan and one real run of a cell: what the proofs of other tests start from."""
+"""The small pool's plan and one real run of a cell: what the proofs of other tests start from."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -11,45 +10,34 @@ import pytest
 
 from pytest_moetier.cell import Cell
 from pytest_moetier.figures import Demand
-from pytest_moetier.host.cgroup import scope_support
 from pytest_moetier.host.enforce import HostContext
-from pytest_moetier.host.loopdev import loop_support
 from pytest_moetier.host.restore import Journal
 from pytest_moetier.native import executable
 from pytest_moetier.plan import build_plan
+from pytest_moetier.pool.manifest import Manifest
 from pytest_moetier.pool.opened import open_pool
-from pytest_moetier.pool.profiles import resolve_shape
-from pytest_moetier.pool.synthetic import create_pool
 from pytest_moetier.replay import Rig, Run, measure_cold_factor, plan_file, run_cell
 from pytest_moetier.replayer import ReplayOptions
+from pytest_moetier.trace.records import Trace
 from pytest_moetier.trace.synth import synth_trace
 from pytest_moetier.units import Capacity
 
-LAYERS, EXPERTS, K, ITERATIONS = 2, 128, 8, 12
+ITERATIONS = 12
+
+
+def _trace(manifest: Manifest) -> Trace:
+    return synth_trace(
+        "kimi-k3", layers=len(manifest.layers), experts=manifest.experts, k=manifest.k, iterations=ITERATIONS, seed=1
+    )
 
 
 @pytest.fixture(scope="session")
-def pool_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stamped pool of 64 MiB as an image; skips where it cannot be measured."""
-    if os.geteuid() != 0:
-        pytest.skip(f"measuring needs root: seen uid {os.geteuid()}")
-    if reason := loop_support():
-        pytest.skip(reason)
-    if not scope_support().available:
-        pytest.skip(scope_support().reason)
-    path = tmp_path_factory.mktemp("pool") / "small"
-    shape = resolve_shape("custom", layers=LAYERS, experts=EXPERTS, k=K, expert_bytes="256KiB")
-    create_pool(path, shape, store="image")
-    return path
-
-
-@pytest.fixture(scope="session")
-def rig(pool_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
+def rig(small_pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     """Everything that a run needs, held for the session of tests."""
     with ExitStack() as stack:
         journal = stack.enter_context(Journal())
-        pool = stack.enter_context(open_pool(pool_path, journal))
-        trace = synth_trace("kimi-k3", layers=LAYERS, experts=EXPERTS, k=K, iterations=ITERATIONS, seed=1)
+        pool = stack.enter_context(open_pool(small_pool, journal))
+        trace = _trace(pool.manifest)
         plan = build_plan(trace, pool.manifest)
         path = stack.enter_context(plan_file(plan, tmp_path_factory.mktemp("plan")))
         host = HostContext(

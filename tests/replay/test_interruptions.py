@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,12 +139,13 @@ def test_mglru_on_is_not_examined_where_the_kernel_has_none(rig: Rig) -> None:
         run_cell(rig, Cell("capacity", Capacity.parse("30%"), mglru="on"))
 
 
-def test_after_kill_9_nothing_is_left_but_what_the_next_start_removes(pool_path: Path, tmp_path: Path) -> None:
+def test_after_kill_9_nothing_is_left_but_what_the_next_start_removes(small_pool: Path, tmp_path: Path) -> None:
     bench = tmp_path / "test_capacity.py"
     bench.write_text("def test_capacity(moetier_cell):\n    moetier_cell.measure()\n")
-    command = [sys.executable, "-m", "pytest", str(bench), f"--moetier-pool={pool_path}", "--moetier-capacity=30%"]
+    command = [sys.executable, "-m", "pytest", str(bench), f"--moetier-pool={small_pool}", "--moetier-capacity=30%"]
     command += ["--moetier-mechanism=cgroup", "--moetier-rounds=1", "--moetier-seed=1", "-p", "no:cacheprovider"]
-    before = _loops(pool_path)
+    command += ["--moetier-wait=200"]
+    before = _loops(small_pool)
     victim = subprocess.Popen(
         [*command, "--moetier-iterations=3000"], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, cwd=tmp_path
     )
@@ -155,15 +157,16 @@ def test_after_kill_9_nothing_is_left_but_what_the_next_start_removes(pool_path:
     victim.wait()
     victim.stdout.close()
     until = time.monotonic() + 10
-    while time.monotonic() < until and _loops(pool_path) > before:
+    while time.monotonic() < until and _loops(small_pool) > before:
         time.sleep(0.05)
-    assert _loops(pool_path) == before
+    assert _loops(small_pool) == before
     assert list(Path("/sys/fs/cgroup").rglob(f"moetier-{victim.pid}-*"))
     again = subprocess.run(
         [*command, "--moetier-iterations=12"], capture_output=True, text=True, cwd=tmp_path, check=False
     )
     assert again.returncode == 0, again.stdout
     assert f"moetier-{victim.pid}-cell removed" in again.stdout
+    assert re.search(r"note: folder \S*moetier-\w+ removed", again.stdout)
     assert not list(Path("/sys/fs/cgroup").rglob(f"moetier-{victim.pid}-*"))
 
 
@@ -173,12 +176,13 @@ def _loops(pool: Path) -> int:
     return sum(row.strip() == str(pool / "pool.img") for row in rows)
 
 
-def test_a_second_bench_is_refused_by_name_while_one_holds_the_host(pool_path: Path, tmp_path: Path) -> None:
+def test_a_second_bench_is_refused_by_name_while_one_holds_the_host(small_pool: Path, tmp_path: Path) -> None:
     bench = tmp_path / "test_capacity.py"
     bench.write_text("def test_capacity(moetier_cell):\n    moetier_cell.measure()\n")
-    command = [sys.executable, "-m", "pytest", str(bench), f"--moetier-pool={pool_path}", "-p", "no:cacheprovider"]
-    with HostLock():
+    command = [sys.executable, "-m", "pytest", str(bench), f"--moetier-pool={small_pool}", "-p", "no:cacheprovider"]
+    with HostLock(wait_seconds=200):
         result = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path, check=False)
     assert result.returncode == 1
     assert f"pid {os.getpid()}" in result.stdout
     assert "holds the host" in result.stdout
+    assert "next: wait for it to end, or have this one wait: --moetier-wait SECONDS" in result.stdout

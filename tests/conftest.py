@@ -1,16 +1,24 @@
-"""Small pools and a bench of our own, run in a session of its own by pytester."""
+"""What tests of several areas share: a small real pool, and a bench of our own in a session of its own."""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-LAYERS, EXPERTS, EXPERT_BYTES = 2, 128, 256 << 10
-POOL_BYTES = LAYERS * EXPERTS * EXPERT_BYTES
+from pytest_moetier.host.cgroup import scope_support
+from pytest_moetier.host.loopdev import loop_support
+from pytest_moetier.pool.profiles import resolve_shape
+from pytest_moetier.pool.synthetic import create_pool
+
+LAYERS, EXPERTS, EXPERT_BYTES, K = 2, 128, 256 << 10, 8
+
+WAIT_SECONDS, LIMIT_SECONDS = 200, 300
+"""How long a session of a test waits for another bench on this host, and how long it may take in all."""
 
 BENCH = """
 def test_capacity(moetier_cell):
@@ -28,30 +36,35 @@ bounds:
   - {id: mine, value: device_bytes, min: 1, source: "anything is read", needs: []}
 """
 
-ONE_CELL = (
-    "--moetier-capacity=30%",
-    "--moetier-mechanism=cgroup",
-    "--moetier-rounds=1",
-    "--moetier-iterations=12",
-    "--moetier-threads=2",
-    "--moetier-seed=1",
-)
-
 
 @pytest.fixture(scope="session")
 def small_pool(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A stamped pool of 64 MiB on its own loop device; skips where this host cannot have one."""
-    from pytest_moetier.host.cgroup import scope_support
-    from pytest_moetier.pool.profiles import resolve_shape
-    from pytest_moetier.pool.synthetic import create_pool
-
+    """A stamped pool of 64 MiB on its own loop device; skips where this host cannot measure one."""
     if os.geteuid() != 0:
-        pytest.skip("measuring needs root: seen uid " + str(os.geteuid()))
+        pytest.skip(f"measuring needs root: seen uid {os.geteuid()}")
+    if reason := loop_support():
+        pytest.skip(reason)
     if not scope_support().available:
         pytest.skip(scope_support().reason)
     path = tmp_path_factory.mktemp("pool") / "small"
-    shape = resolve_shape("custom", layers=LAYERS, experts=EXPERTS, k=8, expert_bytes=str(EXPERT_BYTES))
+    shape = resolve_shape("custom", layers=LAYERS, experts=EXPERTS, k=K, expert_bytes=str(EXPERT_BYTES))
     create_pool(path, shape, store="image")
+    return path
+
+
+@pytest.fixture(scope="session")
+def spoiled_pool(small_pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the small pool in which one page of every expert carries another expert's stamp."""
+    path = tmp_path_factory.mktemp("spoiled") / "small"
+    shutil.copytree(small_pool, path)
+    image = path / "pool.img"
+    data = bytearray(image.read_bytes())
+    at = data.find(b"MOEPAGE1")
+    while at >= 0:
+        if int.from_bytes(data[at + 24 : at + 32], "little") == 3:
+            data[at + 20 : at + 24] = (12345).to_bytes(4, "little")
+        at = data.find(b"MOEPAGE1", at + 4096)
+    image.write_bytes(bytes(data))
     return path
 
 
@@ -64,7 +77,8 @@ def bench(pytester: pytest.Pytester) -> Callable[..., pytest.RunResult]:
         pytester.path.joinpath("bounds.yaml").write_text(bounds)
 
     def run(*args: str) -> pytest.RunResult:
-        return pytester.runpytest_subprocess("-p", "no:cacheprovider", *args, timeout=120)
+        options = ("-p", "no:cacheprovider", f"--moetier-wait={WAIT_SECONDS}", *args)
+        return pytester.runpytest_subprocess(*options, timeout=LIMIT_SECONDS)
 
     write()
     run.write = write  # type: ignore[attr-defined]
@@ -81,21 +95,3 @@ def verdicts(pytester: pytest.Pytester) -> Callable[[], dict[str, dict]]:
         return {one["test"]: one for one in document["results"]}
 
     return read
-
-
-@pytest.fixture(scope="session")
-def spoiled_pool(small_pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A copy of the small pool in which one page of every expert carries another expert's stamp."""
-    import shutil
-
-    path = tmp_path_factory.mktemp("spoiled") / "small"
-    shutil.copytree(small_pool, path)
-    image = path / "pool.img"
-    data = bytearray(image.read_bytes())
-    at = data.find(b"MOEPAGE1")
-    while at >= 0:
-        if int.from_bytes(data[at + 24 : at + 32], "little") == 3:
-            data[at + 20 : at + 24] = (12345).to_bytes(4, "little")
-        at = data.find(b"MOEPAGE1", at + 4096)
-    image.write_bytes(bytes(data))
-    return path
