@@ -188,7 +188,7 @@ class Campaign:
                 demand = self._demand(rig, result.cell.mode, tell)
                 result.warnings = list(_warnings(result.cell, rig, demand))
                 run = run_cell(rig, result.cell, round_index=round_index, order=order, progress=tell)
-        except UnsupportedHostError as error:
+        except (UnsupportedHostError, HostBusyError) as error:
             result.skipped = error
         except AccountingError as error:
             result.invalid.append(str(error))

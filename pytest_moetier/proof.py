@@ -267,6 +267,13 @@ def _charge(run: Run, demand: Demand) -> Iterator[Invariant]:
         format_bytes(dropped or 0),
         ok=None if dropped is None else dropped <= allowed,
     )
+    drops = (run.warm_entry.drop_pagecache, run.exit.drop_pagecache)
+    yield _line(
+        "no_cache_drop",
+        "nobody dropped the host's page cache between the warm pass's begin and the end",
+        f"{drops[0]} -> {drops[1]} drops",
+        ok=None if None in drops else drops[0] == drops[1],
+    )
     if run.cell.mechanism != "cgroup":
         return
     for at, counters in (("entry", run.entry), ("exit", run.exit)):

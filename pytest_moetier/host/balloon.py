@@ -228,7 +228,7 @@ def check_target(target_available_bytes: int, reserve_bytes: int = DEFAULT_RESER
         raise UnsupportedHostError(
             f"a balloon would leave the host {format_bytes(target_available_bytes, binary=True)}",
             f"at least the reserve of {format_bytes(reserve_bytes, binary=True)}",
-            "run this capacity in a guest: --moetier-kernel",
+            "run this capacity in a virtual machine of that size, where no other process needs memory",
         )
     if target_available_bytes > available:
         raise UnsupportedHostError(

@@ -211,9 +211,7 @@ class _Booted:
     def apply(self, pid: int) -> Enforced:
         del pid
         booted = memboot_support(self._capacity_bytes)
-        return Enforced(
-            available_bytes=booted.available_bytes, tolerance_bytes=tolerance_bytes(self._capacity_bytes)
-        )
+        return Enforced(available_bytes=booted.available_bytes, tolerance_bytes=tolerance_bytes(self._capacity_bytes))
 
     def watch(self) -> None:
         return None

@@ -116,5 +116,5 @@ def memboot_support(capacity_bytes: int) -> MemBoot:
 def _advice(capacity_bytes: int) -> str:
     return (
         f"boot with `{boot_argument(capacity_bytes)}` on the kernel's command line and check MemAvailable,"
-        " or use a guest: --moetier-kernel"
+        " or use a virtual machine of that size"
     )

@@ -70,7 +70,7 @@ def set_state(wanted: str, journal: Journal | None = None) -> str:
         raise UnsupportedHostError(
             f"MGLRU cannot be switched on: {ENABLED} is absent, this kernel is built without it",
             "a kernel with CONFIG_LRU_GEN",
-            "run the cell in a guest with such a kernel: --moetier-kernel",
+            "run the cell in a virtual machine with such a kernel",
         )
     old = procfs.read_text(ENABLED).strip()
     new = "0x0007" if wanted == ON else "0x0000"

@@ -27,7 +27,7 @@ _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_IPC_LOCK": 14, "CAP_SYS_RESOURCE": 24
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 _READ_AHEAD_MUCH_KB = 1024
 _MEMLOCK_TRY_BYTES = 64 << 20
-_GUEST = "run the cell in a guest: --moetier-kernel"
+_GUEST = "run the cell in a virtual machine"
 
 
 @dataclass(frozen=True, slots=True)

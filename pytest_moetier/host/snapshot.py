@@ -172,6 +172,7 @@ class Counters:
     pgmajfault: int | None
     pswpin: int | None
     pswpout: int | None
+    drop_pagecache: int | None
     process_read_bytes: int | None
     process_vmlck_bytes: int | None
     process_rss_anon_bytes: int | None
@@ -220,6 +221,7 @@ def parse(capture: Capture, devices: Sequence[BlockDevice] = (), scope: ScopeLik
         pgmajfault=vm.get("pgmajfault"),
         pswpin=vm.get("pswpin"),
         pswpout=vm.get("pswpout"),
+        drop_pagecache=vm.get("drop_pagecache"),
         process_read_bytes=io.get("read_bytes"),
         process_vmlck_bytes=status.vmlck_bytes,
         process_rss_anon_bytes=status.rss_anon_bytes,

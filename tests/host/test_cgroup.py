@@ -278,7 +278,7 @@ def test_a_limit_above_the_scope_is_told_from_its_own(tmp_path: Path) -> None:
     parent = cgroup.create_scope("parent")
     try:
         (hierarchy,) = [one for one in cgroup._hierarchies() if one.mount in parent.path.parents]  # noqa: SLF001
-        scope = cgroup._make(hierarchy, parent.path, f"moetier-{os.getpid()}-below", None)  # noqa: SLF001
+        scope = cgroup._make(hierarchy, parent.path, f"moetier-{os.getpid()}-below", None)
         try:
             assert scope.files.ancestors[0] == str(parent.path)
             scope.set_limit(64 * MIB)

@@ -56,14 +56,15 @@ def test_a_kernel_booted_for_the_capacity_is_supported_within_two_percent(tmp_pa
 def test_what_the_kernel_keeps_and_holes_in_the_addresses_are_allowed_for(
     recorded: Recorded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # Recorded: 4 GiB, of which 3993 MiB are MemTotal and 3702 MiB available; 1 GiB of addresses below 4 GiB is no RAM.
+    # Recorded: 4 GiB, of which 3921 MiB are MemTotal and 3712 MiB available; addresses from 2 to 4 GiB are no RAM.
     root = recorded("v2-guest-6.12")
-    monkeypatch.setattr("platform.machine", lambda: "aarch64")
-    assert memboot.boot_argument(GIB) == "mem=0M"
-    monkeypatch.setattr("platform.machine", lambda: "x86_64")
-    assert memboot.boot_argument(3 * GIB) == "mem=0M"
+    monkeypatch.setattr("platform.machine", lambda: "x86_64")  # where mem= is a limit of addresses
+    assert memboot.boot_argument(GIB) == "mem=1365M"
+    assert memboot.boot_argument(3 * GIB) == "mem=5494M"
+    monkeypatch.setattr("platform.machine", lambda: "aarch64")  # where it is a size
+    assert memboot.boot_argument(3 * GIB) == "mem=3445M"
     (root / "proc/iomem").write_text("00000000-00000000 : System RAM\n")  # as seen without root
-    assert memboot.boot_argument(GIB) == "mem=0M"
+    assert memboot.boot_argument(GIB) == "mem=1234M"
 
 
 @pytest.fixture

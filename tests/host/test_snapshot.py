@@ -63,6 +63,30 @@ def test_a_v2_scope_has_its_own_reclaim(recorded: Recorded) -> None:
     assert (found.psi_some_us, found.psi_full_us) == (3235674, 2000000)
 
 
+def test_a_wall_at_work_in_a_real_guest_is_wholly_observed(recorded: Recorded) -> None:
+    recorded("v2-guest-6.12")
+    found = counters(ScopeFiles(2, "/sys/fs/cgroup/moetier-9-cell"))
+    assert found.scope == snapshot.ScopeCounters(
+        version=2,
+        usage_bytes=50110464,
+        peak_bytes=48 << 20,
+        limit_bytes=48 << 20,
+        file_bytes=49377280,
+        anon_bytes=106496,
+        kernel_bytes=323584,
+        swap_bytes=0,
+        limit_hits=581,
+        oom_kills=0,
+        pgscan=37120,
+        pgsteal=37112,
+        refault_file=24576,
+        ancestor_limit_hits=0,
+    )
+    # The group's reclaim is in neither of the host's rows, only in the sums by type.
+    assert (found.pgscan_direct, found.pgscan_kswapd, found.pgscan_file) == (0, 21701, 247381)
+    assert (found.mglru, found.thp, found.psi_io_full_us) == ("0x0007", "always", 3738411)
+
+
 def test_an_old_v2_kernel_lacks_peak_and_pressure_and_sums_kernel_memory(recorded: Recorded) -> None:
     recorded("v2-old")
     found = counters(ScopeFiles(2, "/sys/fs/cgroup"))

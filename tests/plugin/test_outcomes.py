@@ -94,7 +94,7 @@ def test_a_wrong_byte_makes_the_run_invalid_and_it_is_not_stored(
 def test_times_and_metrics_are_stored_as_plain_json(run: Bench, pytester: pytest.Pytester) -> None:
     run("-k", "test_capacity[", "--benchmark-autosave").assert_outcomes(passed=1, deselected=1)
     (path,) = pytester.path.glob(".benchmarks/*/*.json")
-    (stored,) = json.loads(path.read_text(), parse_constant=lambda word: pytest.fail(word))["benchmarks"]
+    (stored,) = json.loads(path.read_text(), parse_constant=pytest.fail)["benchmarks"]
     moetier = stored["extra_info"]["moetier"]
     assert moetier["schema_version"] == 1
     assert moetier["cell"]["id"] == "C30pct-cgroup-mglru_host"

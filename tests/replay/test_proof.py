@@ -91,6 +91,7 @@ CHANGES: list[tuple[str, Change]] = [
     ("mglru", lambda run: replace(run, mglru=MglruSetting("on", "on", "off"))),
     ("no_swap", lambda run: scope_at_exit(swap_bytes=4096)(at_exit(swap_total_bytes=1 << 30)(run))),
     ("cache_dropped", undropped),
+    ("no_cache_drop", at_exit(drop_pagecache=10**9)),
     ("charged_at_exit", fewer_charged),
     ("delivered_measured", measured(bytes=1)),
     ("delivered_measured", measured(accesses=1)),

@@ -1,0 +1,211 @@
+"""A hostile user's session: pytest or `moetier` in a process of its own, and a look at what it leaves behind."""
+
+from __future__ import annotations
+
+import os
+import re
+import secrets
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pytest_moetier.pool.profiles import resolve_shape
+from pytest_moetier.pool.synthetic import create_pool
+
+WAIT_SECONDS, LIMIT_SECONDS = 200, 300
+ENDING_SECONDS = 20
+BENCH = "def test_capacity(moetier_cell):\n    moetier_cell.measure()\n    moetier_cell.judge()\n"
+OPTIONS = (
+    "--moetier-capacity=30%",
+    "--moetier-mechanism=cgroup",
+    "--moetier-rounds=1",
+    "--moetier-iterations=12",
+    "--moetier-threads=2",
+    "--moetier-seed=1",
+    f"--moetier-wait={WAIT_SECONDS}",
+)
+QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+LONG = "--moetier-iterations=3000"
+INSIDES = re.compile(r"Traceback|INTERNALERROR|pytest_moetier/\w+\.py")
+
+
+@dataclass(frozen=True)
+class Ended:
+    """What an ended command said, and its exit status."""
+
+    pid: int
+    ret: int
+    text: str
+
+    def said(self, pattern: str) -> str:
+        """Return the one message that matches ``pattern``, which may be shown in more than one place."""
+        found = {match.group(0) for match in re.finditer(pattern, self.text)}
+        assert len(found) == 1, f"{pattern!r} said {len(found)} times\n{self.text}"
+        return found.pop()
+
+    def refused(self, pattern: str, ret: int = 1) -> str:
+        """Return the one clear message of a command that ended with ``ret``: seen, expected, and what to do next."""
+        said = self.said(pattern + r"[^\n]*")
+        assert "; expected " in said, said
+        assert "; next: " in said, said
+        assert not INSIDES.search(self.text), self.text
+        assert self.ret == ret, self.text
+        return said
+
+
+@dataclass
+class Started:
+    """A command at work; ``mark`` is in its environment and in that of everything it starts."""
+
+    process: subprocess.Popen[bytes]
+    log: Path
+    mark: str
+    folder: Path
+    ended: list[Ended] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What it has said so far."""
+        return self.log.read_text(errors="replace")
+
+    def until(self, words: str) -> None:
+        """Wait until it has said ``words``."""
+        limit = time.monotonic() + LIMIT_SECONDS
+        while words not in self.text:
+            assert self.process.poll() is None, self.text
+            assert time.monotonic() < limit, self.text
+            time.sleep(0.02)
+
+    def child(self, name: str) -> int:
+        """Return the pid of the one process named ``name`` that it has started."""
+        limit = time.monotonic() + ENDING_SECONDS
+        while time.monotonic() < limit:
+            found = [pid for pid in marked(self.mark) if _name(pid) == name]
+            if found:
+                return found[0]
+            time.sleep(0.02)
+        pytest.fail(f"no {name} was started\n{self.text}")
+
+    def finish(self, *, clean: bool = True) -> Ended:
+        """Wait for its end and return it; unless ``clean`` is False it must have left nothing on the host."""
+        self.process.wait(LIMIT_SECONDS)
+        ended = Ended(self.process.pid, self.process.returncode, self.text)
+        if clean:
+            limit = time.monotonic() + ENDING_SECONDS
+            while (left := leftovers(self)) and time.monotonic() < limit:
+                time.sleep(0.05)
+            assert left == [], f"{left}\n{ended.text}"
+        return ended
+
+
+def marked(mark: str) -> list[int]:
+    """Return the living processes with ``mark`` in their environment."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        try:
+            if mark.encode() in (entry / "environ").read_bytes():
+                found.append(int(entry.name))
+        except OSError:
+            continue
+    return found
+
+
+def _name(pid: int) -> str:
+    try:
+        # The kernel cuts a name off after 15 bytes, so the command line says more.
+        return Path(Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")[0].decode()).name
+    except OSError:
+        return ""
+
+
+def leftovers(one: Started) -> list[str]:
+    """Return what an ended command has left on the host."""
+    pid = one.process.pid
+    left = [f"process {other} {_name(other)}" for other in marked(one.mark)]
+    left += map(str, Path("/sys/fs/cgroup").rglob(f"moetier-{pid}-*"))
+    left += map(str, Path("/run/pytest-moetier").glob(f"journal-{pid}-*"))
+    left += map(str, (one.folder / "tmp").glob("moetier-*"))
+    for row in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            image = row.read_text().strip()
+        except OSError:
+            continue
+        left += [f"{row.parent.parent.name} of {image}"] if image.startswith(str(one.folder)) else []
+    mounts = Path("/proc/self/mounts").read_text()
+    return left + [line for line in mounts.splitlines() if f"{one.folder}/" in line.split()[1] + "/"]
+
+
+class Host:
+    """Starts commands in a folder of their own."""
+
+    def __init__(self, folder: Path) -> None:
+        """Keep everything below ``folder``."""
+        self.folder = folder
+        self.started: list[Started] = []
+        (folder / "tmp").mkdir()
+        (folder / "test_capacity.py").write_text(BENCH)
+
+    def start(self, argv: Sequence[str], env: Mapping[str, str] | None = None, **how: object) -> Started:
+        """Start a command, its output in a file."""
+        mark = f"MOETIER_TEST_MARK={secrets.token_hex(8)}"
+        name, _, value = mark.partition("=")
+        log = self.folder / f"log-{len(self.started)}"
+        inherited = {key: word for key, word in os.environ.items() if not key.startswith(("PYTEST_", "COLUMNS"))}
+        environment = {**inherited, name: value, "TMPDIR": str(self.folder / "tmp"), "COLUMNS": "600", **(env or {})}
+        with log.open("wb") as file:
+            options = {"stdout": file, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL, **how}
+            process = subprocess.Popen(list(argv), cwd=self.folder, env=environment, **options)  # type: ignore[call-overload]
+        one = Started(process, log, mark, self.folder)
+        self.started.append(one)
+        return one
+
+    def pytest_argv(self, pool: Path | str, *args: str) -> list[str]:
+        """Return the command line of one cell's session on ``pool``."""
+        command = [sys.executable, "-m", "pytest", "test_capacity.py", "-p", "no:cacheprovider", "-rs", *QUIET]
+        return [*command, f"--moetier-pool={pool}", *OPTIONS, *args]
+
+    def pytest(self, pool: Path | str, *args: str, env: Mapping[str, str] | None = None) -> Ended:
+        """Run one cell's session on ``pool`` to its end."""
+        return self.start(self.pytest_argv(pool, *args), env).finish()
+
+    def moetier(self, *args: str, **how: object) -> Ended:
+        """Run a `moetier` command to its end."""
+        return self.start([sys.executable, "-m", "pytest_moetier.cli", *args], None, **how).finish()
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Iterator[Host]:
+    """A folder to start sessions in; whatever still runs afterwards is ended."""
+    one = Host(tmp_path)
+    yield one
+    for started in one.started:
+        for pid in {*marked(started.mark), *([started.process.pid] if started.process.poll() is None else [])}:
+            os.kill(pid, signal.SIGKILL)
+        started.process.wait()
+
+
+@pytest.fixture(scope="session")
+def plain_pool(small_pool: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small pool's twin as plain files."""
+    del small_pool  # skips where nothing can be measured
+    path = tmp_path_factory.mktemp("plain") / "small"
+    create_pool(path, resolve_shape("custom", layers=2, experts=128, k=8, expert_bytes="256KiB"), store="plain")
+    return path
+
+
+@pytest.fixture
+def linked_pool(plain_pool: Path, tmp_path: Path) -> Callable[[], Path]:
+    """Return a call that makes a copy of the plain pool, its files hard links until they are replaced."""
+
+    def copy() -> Path:
+        path = tmp_path / "pool"
+        subprocess.run(["cp", "-al", str(plain_pool), str(path)], check=True)
+        return path
+
+    return copy
