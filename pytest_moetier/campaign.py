@@ -29,8 +29,8 @@ from pytest_moetier.host.enforce import HostContext
 from pytest_moetier.host.restore import HostLock, Journal, recover
 from pytest_moetier.native import executable
 from pytest_moetier.plan import Plan, build_plan
-from pytest_moetier.pool.manifest import Manifest, load_manifest
-from pytest_moetier.pool.opened import open_pool
+from pytest_moetier.pool.manifest import Manifest
+from pytest_moetier.pool.opened import inspect_pool, open_pool
 from pytest_moetier.progress import Progress, Reporter
 from pytest_moetier.proof import Proof, ProvedRun, examine
 from pytest_moetier.replay import Rig, Run, measure_cold_factor, plan_file, run_cell
@@ -240,7 +240,7 @@ class Campaign:
         stack = self._stack
         balloon = executable("moetier-balloon")
         # What the user gave is read first: a bad trace is said at once, not after waiting for the host.
-        manifest = load_manifest(self.settings.pool)
+        manifest = inspect_pool(self.settings.pool)
         trace = self._trace(manifest)
         plan = build_plan(trace, manifest, self.settings.iterations or None)
         self._report(Progress(0, 0, None, "waiting for the host", 0, 0, 0.0))

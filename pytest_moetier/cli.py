@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TypeAlias
 
@@ -24,21 +25,30 @@ _STATE_STYLES = {"ok": "green", "limited": "yellow", "missing": "red"}
 
 
 def _print_json(content: Mapping[str, object]) -> None:
-    sys.stdout.write(json.dumps(content) + "\n")
+    _say(json.dumps(content))
 
 
 def _say(*lines: str) -> None:
-    sys.stdout.write("".join(f"{line}\n" for line in lines))
+    if sys.stdout is not None:  # closed by the caller
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
 
 
 def _note(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
+    if sys.stderr is not None:
+        sys.stderr.write(f"{line}\n")
+
+
+def _silence_stdout() -> None:
+    """Keep the interpreter from complaining at exit about what could not be written."""
+    if sys.stdout is not None:
+        with suppress(OSError, ValueError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 @contextmanager
 def _progress(what: str, unit: str) -> Iterator[Progress]:
     """Yield a function of (done, total): a rich bar on a terminal's stderr, else a plain line every two seconds."""
-    if sys.stderr.isatty():
+    if sys.stderr is not None and sys.stderr.isatty():
         with _bar(what, unit) as show:
             yield show
         return
@@ -247,7 +257,7 @@ def doctor(args: argparse.Namespace) -> int:
     from rich.table import Table  # noqa: PLC0415
     from rich.text import Text  # noqa: PLC0415
 
-    console = Console(width=None if sys.stdout.isatty() else 120)
+    console = Console(width=None if sys.stdout and sys.stdout.isatty() else 120)
     table = Table("what", "state", "observed here, what it means, and what would change it", box=SIMPLE, pad_edge=False)
     for check in checks:
         text = Text(f"{check.observed}: {check.means}")
@@ -342,16 +352,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the command; 0 fine, 1 a fault was found, 2 refused (one line on stderr says why), 130 after Ctrl-C."""
     args = build_parser().parse_args(argv)
     try:
-        return int(args.run(args))
+        status = int(args.run(args))
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except MoetierError as error:
         _note(f"moetier: {' '.join(str(error).split())}")
         return 2
-    except BrokenPipeError:
-        sys.stderr.close()  # the reader of our output (head, less) has left: nothing to say, and nobody to say it to
+    except BrokenPipeError:  # the reader of our output (head, less) has left: nobody to say anything to
+        _silence_stdout()
         return 0
+    except OSError as error:
+        name = f"{error.filename}: " if error.filename else ""
+        _silence_stdout()
+        _note(f"moetier: {name}{error.strerror or error}; expected a host that allows it; next: moetier doctor")
+        return 2
     except KeyboardInterrupt:
         _note("moetier: interrupted; what is written is kept, and the same command continues it")
         return 130
+    else:
+        return status
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ names its source and the invariants it rests on; when one of them was not observ
 from __future__ import annotations
 
 import fnmatch
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,12 +19,13 @@ import yaml
 from pytest_moetier.cell import Cell
 from pytest_moetier.errors import InputError
 from pytest_moetier.figures import Figures
-from pytest_moetier.proof import ProvedRun
+from pytest_moetier.proof import INVARIANTS, ProvedRun
 
 SUPPORTED, REFUTED, NOT_EXAMINED, INVALID = "supported", "refuted", "not_examined", "invalid"
 
 BOUNDS_FORMAT = "moetier-bounds/1"
 PROFILE_FORMAT = "moetier-profile/1"
+_MEND = "mend the file, or learn a profile of this host: pytest bench/ --moetier-learn FILE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -255,7 +257,8 @@ def load_profile(text: str, where: str) -> Profile:
             host=HostMatch({str(key): str(value) for key, value in (data.get("host") or {}).items()}),
         )
     except (KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{where}: incomplete ({error})", "name, host, bounds and known") from error
+        why = f"no {error.args[0]}" if isinstance(error, KeyError) else error
+        raise InputError(f"{where}: incomplete ({why})", "name, host, bounds and known", _MEND) from error
 
 
 def read_profile(name: str) -> Profile:
@@ -276,33 +279,79 @@ def read_profile(name: str) -> Profile:
             f"a file, or one of {', '.join(shipped)}",
             "pytest bench/ --moetier-learn FILE writes one for this host",
         ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"profile {name!r} is no text ({error.reason})", "a YAML file", _MEND) from error
     return load_profile(text, str(path))
+
+
+def read_bounds(path: Path) -> tuple[Bound, ...]:
+    """Return the bounds in the file ``path``; none where there is no such file.
+
+    Raises:
+        InputError: the file cannot be read, or is not a bounds file of this format.
+    """
+    try:
+        return load_bounds(path.read_text(encoding="utf-8"), str(path))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}", "a readable bounds file", f"ls -l {path}") from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{path} is no text ({error.reason})", "a YAML file", _MEND) from error
 
 
 def _document(text: str, where: str, expected: str) -> dict[str, Any]:
     try:
         data = yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise InputError(f"{where}: not YAML ({error})", f"format: {expected}") from error
+        said = " ".join(str(error).split())
+        raise InputError(f"{where}: not YAML ({said})", f"format: {expected}", _MEND) from error
     if not isinstance(data, dict) or data.get("format") != expected:
         seen = data.get("format") if isinstance(data, dict) else type(data).__name__
-        raise InputError(f"{where}: format is {seen!r}", f"format: {expected}")
+        raise InputError(f"{where}: format is {seen!r}", f"format: {expected}", _MEND)
+    if not isinstance(data.get("bounds") or [], list):
+        raise InputError(f"{where}: bounds is a {type(data['bounds']).__name__}", "a list of bounds", _MEND)
     return data
 
 
 def _bound(one: Any, where: str) -> Bound:  # noqa: ANN401 - straight from YAML, checked here
     try:
-        low, high = one.get("min"), one.get("max")
-        if low is None and high is None:
-            raise InputError(f"{where}: bound {one['id']!r} has neither min nor max", "at least one of them")
+        low, high = _limits(one)
         return Bound(
             id=str(one["id"]),
             value=str(one["value"]),
             cell=str(one.get("cell", "*")),
-            minimum=None if low is None else float(low),
-            maximum=None if high is None else float(high),
+            minimum=low,
+            maximum=high,
             source=str(one["source"]),
-            needs=tuple(str(name) for name in one.get("needs", ())),
+            needs=_names(one.get("needs")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
-        raise InputError(f"{where}: unreadable bound {one!r} ({error})", "id, value, min or max, source") from error
+        why = f"no {error.args[0]}" if isinstance(error, KeyError) else error
+        raise InputError(
+            f"{where}: unreadable bound {one!r} ({why})", "id, value, min or max, source; needs is a list", _MEND
+        ) from error
+
+
+def _limits(one: Mapping[str, Any]) -> tuple[float | None, float | None]:
+    low, high = _limit(one.get("min")), _limit(one.get("max"))
+    if low is None and high is None:
+        raise ValueError("neither min nor max")
+    return low, high
+
+
+def _names(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - straight from YAML, checked here
+    if not isinstance(value or [], list):
+        raise TypeError(f"needs is {value!r}, not a list")
+    names = tuple(str(name) for name in value or ())
+    if unknown := sorted(set(names) - INVARIANTS):
+        raise ValueError(f"needs {unknown}, which no proof has")
+    return names
+
+
+def _limit(value: Any) -> float | None:  # noqa: ANN401 - straight from YAML, checked here
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
+        raise ValueError(f"{value!r} is no number")
+    return float(value)

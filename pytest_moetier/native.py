@@ -39,7 +39,11 @@ def executable(name: str) -> Path:
         HarnessError: there is none; the message lists every place tried.
     """
     if not sys.platform.startswith("linux"):
-        raise UnsupportedHostError(f"{name} is for Linux alone, and this is {sys.platform}", "a Linux host")
+        raise UnsupportedHostError(
+            f"{name} is for Linux alone, and this is {sys.platform}",
+            "a Linux host",
+            "measure on one; traces and simulations work here (moetier trace --help)",
+        )
     override = os.environ.get(BIN_VARIABLE)
     folders = [Path(override)] if override else _package_folders()
     tried = []

@@ -30,6 +30,47 @@ SLACK_FACTOR = 1.02
 BALLOON_OWN_BYTES = 4 << 20
 """The balloon locks its own code and stacks too, so that pressure cannot stall its watchdog."""
 
+INVARIANTS = frozenset(
+    {
+        "scope",
+        "limit_read_back",
+        "scope_identity",
+        "replayer_in_scope",
+        "no_oom",
+        "wall_reached",
+        "peak_within_limit",
+        "ancestor_limits",
+        "slack",
+        "balloon_locked",
+        "balloon_alive",
+        "balloon_target",
+        "memboot_target",
+        "replayer_vmlck",
+        "mglru",
+        "no_swap",
+        "cache_dropped",
+        "no_cache_drop",
+        "charged_at_entry",
+        "charged_at_exit",
+        "delivered_warm",
+        "delivered_measured",
+        "stamps",
+        "destinations",
+        "device_two_witnesses",
+        "foreign_share",
+        "iostats",
+        "inflight",
+        "loop_direct_io",
+        "image_not_resident",
+        "belady_floor",
+        "cold_factor",
+        "over_logical",
+        "refaults_cover_excess",
+        "steady",
+    }
+)
+"""The name of every invariant, which a bound may need."""
+
 
 @dataclass(frozen=True, slots=True)
 class Invariant:

@@ -278,7 +278,11 @@ class Replayer:
                 if time.monotonic() - watched > _POLL_SECONDS:
                     watched = time.monotonic()
                     if reason := self._watch():
-                        raise AccountingError(reason, "the capacity enforced throughout the run")
+                        raise AccountingError(
+                            reason,
+                            "the capacity enforced throughout the run",
+                            "see what touched it (dmesg, other root sessions), and measure the cell again",
+                        )
                 if selector.select(_POLL_SECONDS):
                     chunk = os.read(descriptor, 1 << 16)
                     if not chunk:

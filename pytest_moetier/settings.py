@@ -62,7 +62,7 @@ def read_options(config: pytest.Config) -> Options:
 def _read(config: pytest.Config) -> Options:
     seed = str(option(config, "seed"))
     return Options(
-        pool=Path(option(config, "pool") or default_pool()).expanduser(),
+        pool=_pool(option(config, "pool")),
         traces=tuple(_trace(word) for word in option(config, "trace")),
         capacities=_capacities(option(config, "capacity")),
         mechanisms=_choices(option(config, "mechanism"), "mechanism", MECHANISMS),
@@ -81,7 +81,15 @@ def _read(config: pytest.Config) -> Options:
 
 def default_pool() -> Path:
     """Return where the pool is looked for when none is named (XDG cache folder)."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "pytest-moetier" / "pool"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path("~/.cache")) / "pytest-moetier" / "pool"
+
+
+def _pool(value: str) -> Path:
+    path = Path(value) if value else default_pool()
+    try:
+        return path.expanduser()
+    except RuntimeError as error:  # no HOME and no entry in the password file, or no such user
+        raise InputError(f"{path}: {error}", "a folder", "name one: --moetier-pool DIR") from error
 
 
 def _words(value: str | Iterable[str], name: str) -> list[str]:

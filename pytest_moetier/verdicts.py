@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from pytest_moetier.errors import InputError
+
 if TYPE_CHECKING:
     from pytest_moetier.campaign import Campaign, CellResult
     from pytest_moetier.cell import Cell
@@ -188,8 +190,14 @@ class Handle:
         pytest.skip(reason)
 
     def _bounds(self) -> list[Bound]:
-        from pytest_moetier.finding import load_bounds  # noqa: PLC0415
+        __tracebackhide__ = True
+        from pytest_moetier.finding import read_bounds  # noqa: PLC0415
 
-        path = Path(self.request.node.path).parent / "bounds.yaml"
-        found = list(load_bounds(path.read_text(encoding="utf-8"), str(path))) if path.is_file() else []
+        problem = ""
+        try:
+            found = list(read_bounds(Path(self.request.node.path).parent / "bounds.yaml"))
+        except InputError as error:
+            problem = str(error)
+        if problem:  # outside the handler: one message, not a chain of causes
+            pytest.fail(problem, pytrace=False)
         return found + (list(self.session.profile.bounds) if self.session.profile else [])

@@ -67,8 +67,8 @@ class Balloon:
         """Start a balloon and wait until ``size_bytes`` are touched and locked.
 
         Raises:
-            HarnessError: mlock failed (exit 3, its own message), or it does not answer.
-            UnsupportedHostError: it cannot run here (exit 77).
+            HarnessError: it does not answer, or ended for a reason of its own.
+            UnsupportedHostError: it cannot run here (exit 77), or may not lock so much (exit 3, its own message).
         """
         size_bytes = _whole_pages(size_bytes)
         command = [str(executable), str(size_bytes), "--reserve", str(reserve_bytes)]
@@ -188,7 +188,7 @@ class Balloon:
             return UnsupportedHostError(f"the balloon cannot run here: {words}", "Linux with mlock")
         if code == 3:
             do = "raise RLIMIT_MEMLOCK (ulimit -l unlimited, or LimitMEMLOCK=infinity), or run as root"
-            return HarnessError(f"the balloon could not lock its memory: {words}", "mlock to succeed", do)
+            return UnsupportedHostError(f"the balloon could not lock its memory: {words}", "mlock to succeed", do)
         return HarnessError(f"the balloon ended with exit status {code}: {words}", "it to hold its memory")
 
     def _read(self) -> None:

@@ -28,6 +28,10 @@ _FIX = (
     "run as root, or give this user a delegated group with the memory controller, or a systemd user session "
     "(`loginctl enable-linger`)"
 )
+_ROOT_FIX = (
+    "mount it writable (`mount -o remount,rw`), or leave the container (docker: --privileged --cgroupns=host keeps it"
+    " writable)"
+)
 _SYSTEMD_SECONDS = 10.0
 _V1_FILES = (
     "memory.usage_in_bytes",
@@ -261,13 +265,7 @@ class ScopeSystemd(ScopeV2):
     def close(self) -> None:
         """Stop the unit, which ends what is left in it, and let the holder go."""
         self._ask(["systemctl", *self._manager, "stop", self._unit], check=False)
-        if self._holder.stdin is not None:
-            self._holder.stdin.close()
-        try:
-            self._holder.wait(_SYSTEMD_SECONDS)
-        except subprocess.TimeoutExpired:
-            self._holder.kill()
-            self._holder.wait()
+        _let_go(self._holder)
         if self._journal is not None:
             self._journal.done(self._token)
 
@@ -290,18 +288,38 @@ def _group_of_holder(holder: subprocess.Popen[bytes]) -> tuple[_Hierarchy, Path]
             return _systemd_group(holder.pid)
         except HarnessError:
             time.sleep(0.02)
+    if holder.poll() is not None:
+        said = b"" if holder.stderr is None else holder.stderr.read()
+        raise UnsupportedHostError(
+            f"systemd-run: {' '.join(said.decode(errors='replace').split()) or f'ended with {holder.returncode}'}",
+            "a scope of the service manager",
+            _FIX,
+        )
     return _systemd_group(holder.pid)
 
 
 def _systemd_scope(name: str, journal: Journal | None, *, user: bool) -> Scope:
     command = [*systemd_prefix(name, None, user=user), "/bin/sh", "-c", "read _"]
-    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
+    holder = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
     try:
         return ScopeSystemd(f"{name}.scope", holder, journal, user=user)
     except BaseException:
         holder.kill()
-        holder.wait()
+        _let_go(holder)
         raise
+
+
+def _let_go(holder: subprocess.Popen[bytes]) -> None:
+    """Wait for the end of the holder, whose standard input is what keeps it."""
+    if holder.stdin is not None:
+        holder.stdin.close()
+    try:
+        holder.wait(_SYSTEMD_SECONDS)
+    except subprocess.TimeoutExpired:
+        holder.kill()
+        holder.wait()
+    if holder.stderr is not None:
+        holder.stderr.close()
 
 
 def _read_back(path: Path, wanted: int) -> int:
@@ -401,10 +419,11 @@ def scope_support() -> Support:
             beside = _other_unified(hierarchy)
             return Support(f"v{hierarchy.version}", f"cgroup v{hierarchy.version} at {parents[0]}{beside}")
     if any(hierarchy.version == 2 for hierarchy in hierarchies):
-        for user in (False, True):
-            if _bus_answers(user=user):
-                kind = "systemd-user" if user else "systemd"
-                return Support(kind, f"{kind} makes scopes (systemd-run --scope)")
+        # The system's manager answers anyone, but makes scopes for root alone; a user has a manager of their own.
+        user = os.geteuid() != 0
+        if _bus_answers(user=user):
+            kind = "systemd-user" if user else "systemd"
+            return Support(kind, f"{kind} makes scopes (systemd-run --scope)")
     if not hierarchies:
         return Support(
             "none",
@@ -412,7 +431,8 @@ def scope_support() -> Support:
             "mount one, or boot with cgroup_enable=memory",
         )
     place = hierarchies[0]
-    return Support("none", f"cgroup v{place.version} at {place.mount} is not writable by uid {os.geteuid()}", _FIX)
+    fix = _FIX if os.geteuid() != 0 else _ROOT_FIX
+    return Support("none", f"cgroup v{place.version} at {place.mount} is not writable by uid {os.geteuid()}", fix)
 
 
 def _other_unified(chosen: _Hierarchy) -> str:
@@ -500,8 +520,10 @@ def systemd_prefix(unit: str, limit_bytes: int | None, *, user: bool) -> tuple[s
     """Return the start of a command line that runs the rest in the systemd scope ``unit``, walled and without swap."""
     manager = ("--user",) if user else ()
     limit = "infinity" if limit_bytes is None else str(limit_bytes)
-    properties = ("-p", "MemoryAccounting=yes", "-p", f"MemoryMax={limit}", "-p", "MemorySwapMax=0")
-    return ("systemd-run", *manager, "--scope", "--quiet", "--collect", f"--unit={unit}", *properties, "--")
+    # A process can be moved later (AttachProcessesToUnit) into delegated units only.
+    properties = ["MemoryAccounting=yes", "Delegate=yes", f"MemoryMax={limit}", "MemorySwapMax=0"]
+    options = tuple(word for text in properties for word in ("-p", text))
+    return ("systemd-run", *manager, "--scope", "--quiet", "--collect", f"--unit={unit}", *options, "--")
 
 
 def scope_of_process(pid: int) -> Scope:

@@ -102,6 +102,26 @@ def _refuse_faults(root: Path, manifest: Manifest, path: Path) -> None:
         raise InputError(f"pool {path}: {fault}", "the files of its manifest", f"see `moetier pool check {path}`")
 
 
+def inspect_pool(path: Path, *, check_files: bool = True) -> Manifest:
+    """Return the manifest of the pool in the folder ``path``, after every check that changes nothing on the host.
+
+    Args:
+        path: a folder made by ``moetier pool create``.
+        check_files: of a pool of plain files, refuse a missing or short one (an image's are looked at when it is open).
+
+    Raises:
+        InputError: no pool there, or a file of it is missing, short, or a link.
+        UnsupportedHostError: no block device below it (tmpfs).
+    """
+    manifest = load_manifest(path)
+    if manifest.store == "image":
+        blockdev.devices_of(_image(path / IMAGE_NAME, manifest))  # what lies on a tmpfs is memory, not a device
+    elif check_files:
+        _refuse_faults(path, manifest, path)
+        blockdev.devices_of(path / manifest.folder)
+    return manifest
+
+
 @contextmanager
 def open_pool(
     path: Path, journal: Journal | None = None, *, read_ahead_kb: int | None = None, check_files: bool = True
@@ -119,20 +139,19 @@ def open_pool(
         UnsupportedHostError: no block device below it (tmpfs), or an image and no root or loop devices.
     """
     folder = Path(os.path.abspath(path))  # noqa: PTH100  (resolve would follow the user's own links: kept as given)
-    manifest = load_manifest(folder)
+    manifest = inspect_pool(folder, check_files=check_files)
     with ExitStack() as stack:
         root, loop, image = folder, None, None
         fds: tuple[int, ...] = ()
         if manifest.store == "image":
-            image = _image(folder / IMAGE_NAME, manifest)
-            blockdev.devices_of(image)  # refuses a tmpfs: what reads of the loop device cost there is memory alone
+            image = folder / IMAGE_NAME
             loop = stack.enter_context(
                 loopdev.attach(image, read_only=True, read_ahead_kb=read_ahead_kb, journal=journal)
             )
             mount = loopdev.mount_detached(loop, read_only=True)
             stack.callback(os.close, mount)
             root, fds = Path(f"/proc/self/fd/{mount}"), (mount,)
-        if check_files:
+        if check_files and loop is not None:
             _refuse_faults(root, manifest, folder)
         devices = blockdev.devices_of(fds[0] if fds else folder / manifest.folder)
         yield OpenPool(folder, manifest, root, fds, devices, loop, image)

@@ -25,7 +25,11 @@ def write_private(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     try:
         descriptor = os.open(new, _FLAGS, 0o600)
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}", "a folder that may be written to") from error
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}",
+            "a folder that may be written to",
+            f"ls -ld {path.parent}",
+        ) from error
     try:
         with os.fdopen(descriptor, "wb") as handle:
             for part in parts:
@@ -36,7 +40,9 @@ def write_private(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     except OSError as error:
         new.unlink(missing_ok=True)
         raise InputError(
-            f"{path} cannot be written: {error.strerror}", "room on the device for the whole file"
+            f"{path} cannot be written: {error.strerror}",
+            "room on the device for the whole file",
+            "free some, or choose another folder (TMPDIR for temporary files)",
         ) from error
     except BaseException:
         new.unlink(missing_ok=True)

@@ -68,7 +68,7 @@ def choose_store(store: str) -> tuple[str, str]:
     Raises:
         UnsupportedHostError: an image was asked for and cannot be had.
     """
-    lacking = loopdev.loop_support() or ("" if shutil.which("mkfs.ext4") else "no mkfs.ext4 on PATH")
+    lacking = loopdev.loop_support() or ("" if _found("mkfs.ext4") else "no mkfs.ext4 on PATH or in /usr/sbin")
     if store == "plain":
         return "plain", "as asked: its device counter includes what other processes read"
     if store == "image" and lacking:
@@ -298,14 +298,19 @@ def _make_image(image: Path, manifest: Manifest, record: _Progress) -> None:
     # no journal: nothing is written after creation. nodiscard: a discard would punch the file's blocks out again
     features = ["-O", "^has_journal,^resize_inode", "-E", "lazy_itable_init=0,nodiscard", "-m", "0"]
     count = ["-N", str(_inodes(manifest)), "-b", str(PAGE_BYTES), "-I", str(_INODE_BYTES), "-L", "moetier"]
-    _tool(["mkfs.ext4", "-q", "-F", *features, *count, str(image)], (0,))
+    _tool([_found("mkfs.ext4") or "mkfs.ext4", "-q", "-F", *features, *count, str(image)], (0,))
+
+
+def _found(tool: str) -> str | None:
+    """Return where a system tool is; the PATH of a root shell without a login has no sbin."""
+    return shutil.which(tool, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
 
 
 def _repair(image: Path) -> None:
     if not image.is_file() or image.is_symlink():
         raise InputError(f"{image} is missing", "the image of an unfinished pool", f"remove {image.parent}")
     # A killed create leaves a clean file system (the kernel unmounts it); a power cut may leave counts to be mended.
-    _tool(["e2fsck", "-f", "-p", str(image)], (0, 1))
+    _tool([_found("e2fsck") or "e2fsck", "-f", "-p", str(image)], (0, 1))
 
 
 def _tool(command: list[str], good: tuple[int, ...]) -> None:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -31,7 +31,6 @@ OPTIONS = (
     f"--moetier-wait={WAIT_SECONDS}",
 )
 QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
-LONG = "--moetier-iterations=3000"
 INSIDES = re.compile(r"Traceback|INTERNALERROR|pytest_moetier/\w+\.py")
 
 
@@ -67,7 +66,7 @@ class Started:
     log: Path
     mark: str
     folder: Path
-    ended: list[Ended] = field(default_factory=list)
+    temporary: Path
 
     @property
     def text(self) -> str:
@@ -130,7 +129,7 @@ def leftovers(one: Started) -> list[str]:
     left = [f"process {other} {_name(other)}" for other in marked(one.mark)]
     left += map(str, Path("/sys/fs/cgroup").rglob(f"moetier-{pid}-*"))
     left += map(str, Path("/run/pytest-moetier").glob(f"journal-{pid}-*"))
-    left += map(str, (one.folder / "tmp").glob("moetier-*"))
+    left += map(str, one.temporary.glob("moetier-*"))
     for row in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
             image = row.read_text().strip()
@@ -148,20 +147,21 @@ class Host:
         """Keep everything below ``folder``."""
         self.folder = folder
         self.started: list[Started] = []
-        (folder / "tmp").mkdir()
         (folder / "test_capacity.py").write_text(BENCH)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str] | None = None, **how: object) -> Started:
         """Start a command, its output in a file."""
         mark = f"MOETIER_TEST_MARK={secrets.token_hex(8)}"
         name, _, value = mark.partition("=")
-        log = self.folder / f"log-{len(self.started)}"
+        log, temporary = (self.folder / f"{kind}-{len(self.started)}" for kind in ("log", "tmp"))
+        temporary.mkdir(mode=0o777)
+        temporary.chmod(0o777)
         inherited = {key: word for key, word in os.environ.items() if not key.startswith(("PYTEST_", "COLUMNS"))}
-        environment = {**inherited, name: value, "TMPDIR": str(self.folder / "tmp"), "COLUMNS": "600", **(env or {})}
+        environment = {**inherited, name: value, "TMPDIR": str(temporary), "COLUMNS": "600", **(env or {})}
         with log.open("wb") as file:
             options = {"stdout": file, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL, **how}
             process = subprocess.Popen(list(argv), cwd=self.folder, env=environment, **options)  # type: ignore[call-overload]
-        one = Started(process, log, mark, self.folder)
+        one = Started(process, log, mark, self.folder, temporary)
         self.started.append(one)
         return one
 

