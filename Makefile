@@ -31,7 +31,7 @@ bench: $(VENV)/installed ## set up, create the pool and measure this host: pytes
 	$(BIN)/pytest bench/ -k "$(K)" --moetier-pool="$(MOETIER_POOL)" --moetier-refuted=report --moetier-compare --benchmark-autosave $(BENCH_OPTIONS)
 
 test: $(VENV)/installed-dev ## set up and run the tests of this software
-	$(BIN)/pytest tests/ $(HANG) $(TEST_OPTIONS)
+	$(BIN)/pytest tests/ -rsxX $(HANG) $(TEST_OPTIONS)
 
 lint: $(VENV)/installed-dev ## style, types and the direction of imports
 	$(BIN)/ruff check

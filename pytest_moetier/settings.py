@@ -242,6 +242,8 @@ def build_session(config: pytest.Config) -> MoetierSession:
     except InputError as error:
         raise pytest.UsageError(f"pytest-moetier: {error}") from error
     campaign = Campaign(settings, reporter(sys.__stderr__ or sys.stderr, config.get_verbosity()))
+    if len(options.traces) > 1:
+        campaign.notes.append(f"{len(options.traces)} traces given: cells replay the first, {options.traces[0][1]}")
     if profile is not None and (why := profile.host.mismatch(host_facts().match_facts())):
         campaign.notes.append(f"profile {profile.name} is not applied: {why}")
         profile = None
