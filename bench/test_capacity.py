@@ -12,7 +12,10 @@ from pytest_moetier.finding import metrics_of
 from pytest_moetier.fixtures import CellHandle, CurveHandle
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from pytest_moetier.campaign import CellResult
+    from pytest_moetier.cell import Cell
 
 
 def test_capacity(moetier_cell: CellHandle) -> None:
@@ -33,25 +36,47 @@ def test_amplification_falls_with_capacity(moetier_curve: CurveHandle) -> None:
 
 def test_mechanisms_agree(moetier_curve: CurveHandle) -> None:
     """At one capacity, all mechanisms read the same multiple of the nominal misses of their own observed residency."""
-    proved = [result for result in moetier_curve.results if "amplification" in metrics_of(result.runs)]
-    capacities = {result.cell.capacity for result in proved}
-    shared = [
-        (capacity, cells)
-        for capacity in sorted(capacities)
-        if len(cells := [result for result in proved if result.cell.capacity == capacity]) > 1
-    ]
+    by_point = _groups(moetier_curve, "amplification", lambda cell: (cell.capacity, cell.mglru, cell.mode))
+    shared = [results for results in by_point if len({one.cell.mechanism for one in results}) > 1]
     if not shared:
         moetier_curve.not_examined(
             "no capacity was measured under two mechanisms; expected a cgroup wall and a balloon at the same capacity;"
             " next: moetier doctor says what this host lacks"
         )
-    ratios = {}
-    for capacity, cells in shared:
-        values = [metrics_of(result.runs)["amplification"].median for result in cells]
-        ratios[capacity] = _rise(min(values), max(values))
-    worst = max(ratios, key=lambda capacity: ratios[capacity])
-    runs = [run for capacity, cells in shared if capacity == worst for result in cells for run in result.runs]
-    moetier_curve.conclude({"mechanism_ratio": ratios[worst]}, runs)
+    worst, runs = 0.0, []
+    for results in shared:
+        values = [metrics_of(one.runs)["amplification"].median for one in results]
+        if (ratio := _rise(min(values), max(values))) > worst:
+            worst, runs = ratio, [run for one in results for run in one.runs]
+    moetier_curve.conclude({"mechanism_ratio": worst}, runs)
+
+
+def _judge_monotone(curve: CurveHandle, name: str) -> None:
+    """Judge that ``name`` does not rise from one capacity to the next, all else equal.
+
+    The judged value is the largest ratio (larger capacity / smaller), after granting both points half their spread.
+    """
+    rises, runs = [], []
+    for results in _groups(curve, name, lambda cell: (cell.mechanism, cell.mglru, cell.mode)):
+        for smaller, larger in pairwise(metrics_of(one.runs)[name] for one in results):
+            allowance = 1 + (smaller.spread + larger.spread) / 2
+            rises.append(_rise(smaller.median, larger.median) / allowance)
+        runs += [run for one in results for run in one.runs]
+    if not rises:
+        curve.not_examined(
+            f"{name} was proved at fewer than two capacities of one mechanism; expected at least two;"
+            " next: pytest bench/ -k capacity, without narrowing the cells"
+        )
+    curve.conclude({f"{name}_largest_rise": max(rises)}, runs)
+
+
+def _groups(curve: CurveHandle, name: str, key: Callable[[Cell], tuple[object, ...]]) -> list[list[CellResult]]:
+    """Return the proved cells that have metric ``name``, in groups of one ``key``, each by growing capacity."""
+    groups: dict[tuple[object, ...], list[CellResult]] = {}
+    for result in curve.results:
+        if name in metrics_of(result.runs):
+            groups.setdefault(key(result.cell), []).append(result)
+    return list(groups.values())
 
 
 def _rise(smaller: float, larger: float) -> float:
@@ -59,29 +84,6 @@ def _rise(smaller: float, larger: float) -> float:
     if smaller:
         return larger / smaller
     return math.inf if larger else 0.0
-
-
-def _judge_monotone(curve: CurveHandle, name: str) -> None:
-    """Judge that ``name`` does not rise from one capacity to the next under one mechanism.
-
-    The judged value is the largest ratio (larger capacity / smaller), after granting both points half their spread.
-    """
-    by_mechanism: dict[str, list[CellResult]] = {}
-    for result in curve.results:
-        by_mechanism.setdefault(result.cell.mechanism, []).append(result)
-    rises = []
-    for results in by_mechanism.values():
-        metrics = [metrics_of(result.runs).get(name) for result in results]
-        for smaller, larger in pairwise(metric for metric in metrics if metric is not None):
-            allowance = 1 + (smaller.spread + larger.spread) / 2
-            rises.append(_rise(smaller.median, larger.median) / allowance)
-    if not rises:
-        curve.not_examined(
-            f"{name} was proved at fewer than two capacities of one mechanism; expected at least two;"
-            " next: pytest bench/ -k capacity, without narrowing the cells"
-        )
-    runs = [run for result in curve.results for run in result.runs]
-    curve.conclude({f"{name}_largest_rise": max(rises)}, runs)
 
 
 pytestmark = pytest.mark.moetier(finding="capacity")

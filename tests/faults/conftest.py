@@ -30,7 +30,7 @@ OPTIONS = (
     "--moetier-seed=1",
     f"--moetier-wait={WAIT_SECONDS}",
 )
-QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning")
+QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:hypothesispytest", "-p", "no:xdist")
 INSIDES = re.compile(r"Traceback|INTERNALERROR|pytest_moetier/\w+\.py")
 
 

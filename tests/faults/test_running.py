@@ -146,3 +146,20 @@ def test_a_killed_balloon_makes_the_run_invalid(host: Any, hollow_pool: Path, tm
     one.until(": warm")
     os.kill(one.child("moetier-balloon"), signal.SIGKILL)
     one.finish().refused("the balloon did not hold: its process ended", ret=10)
+
+
+def test_another_reader_of_the_device_makes_the_run_invalid(host: Any, small_pool: Path) -> None:
+    one = host.start(host.pytest_argv(small_pool, "--moetier-iterations=300"))
+    one.until(": measured")
+    image = str(small_pool / "pool.img")
+    rows = Path("/sys/block").glob("loop*/loop/backing_file")
+    (device,) = [f"/dev/{row.parts[3]}" for row in rows if row.read_text().strip() == image]
+    command = ["dd", f"if={device}", "of=/dev/null", "bs=1M", "count=64", "iflag=direct", "status=none"]
+    subprocess.run(command, check=True)
+    ended = one.finish()
+    assert ended.ret == 10, ended.text
+    said = ended.said(r"accounting not proved: [^\n]*")
+    assert "foreign_share: " in said
+    assert "of the device's bytes read by others" in said
+    assert "; next: the run was not stored; measure the cell again" in said
+    assert "Traceback" not in ended.text

@@ -173,7 +173,7 @@ def test_what_the_host_cannot_enforce_is_skipped_with_the_way_out(run: Bench, ve
 def test_a_balloon_below_the_reserve_is_skipped(run: Bench) -> None:
     result = run("-k", "test_capacity[", "--moetier-mechanism=balloon", "-rs")
     result.assert_outcomes(skipped=1, deselected=1)
-    result.stdout.fnmatch_lines(["*balloon would leave the host*reserve*guest*"])
+    result.stdout.fnmatch_lines(["*balloon would leave the host*reserve*virtual machine*"])
 
 
 def test_a_capacity_over_the_hosts_ram_is_skipped(run: Bench) -> None:

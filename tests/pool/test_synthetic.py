@@ -221,7 +221,7 @@ def test_the_image_has_room_for_every_profile_and_at_most_a_few_percent_more() -
 
 def test_auto_is_an_image_where_root_has_loop_devices_and_else_plain_files(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loopdev, "loop_support", lambda: "")
-    monkeypatch.setattr("shutil.which", lambda _: "/sbin/mkfs.ext4")
+    monkeypatch.setattr("shutil.which", lambda *_, **__: "/sbin/mkfs.ext4")
     assert choose_store("auto")[0] == "image"
     monkeypatch.setattr(loopdev, "loop_support", lambda: "not root")
     assert choose_store("auto") == ("plain", "not root: the device counter will include what other processes read")
