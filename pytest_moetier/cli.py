@@ -285,7 +285,7 @@ def _add(parent: Commands, name: str, run: Command) -> argparse.ArgumentParser:
     words = (run.__doc__ or "").strip().rstrip(".")
     parser = parent.add_parser(name, help=words, description=words + ".")
     parser.add_argument("--json", action="store_true", help="print one JSON object instead of text")
-    parser.set_defaults(run=run)
+    parser.set_defaults(run=run, prog=parser.prog)
     return parser
 
 
@@ -356,6 +356,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         if sys.stdout is not None:
             sys.stdout.flush()
     except MoetierError as error:
+        error.do = error.do or f"{args.prog} --help"
         _note(f"moetier: {' '.join(str(error).split())}")
         return 2
     except BrokenPipeError:  # the reader of our output (head, less) has left: nobody to say anything to

@@ -201,9 +201,11 @@ def _profile_bytes(session: MoetierSession) -> bytes:
 
 def _write(path: Path, data: bytes) -> None:
     """Write beside the target, then rename: a full disk or a kill leaves the old file."""
-    new = None
+    new, path = None, path.resolve()
+    if path.exists() and not path.is_file():
+        raise InputError(f"{path} is no plain file", "a plain file, or none yet", "choose another")
     try:
-        with tempfile.NamedTemporaryFile(dir=path.resolve().parent, prefix=f".{path.name}.", delete=False) as file:
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
             new = Path(file.name)
             file.write(data)
             file.flush()

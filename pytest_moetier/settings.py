@@ -149,8 +149,8 @@ def _output(value: str, name: str) -> Path:
     path = Path(value)
     folder = path.resolve().parent
     why = ""
-    if path.is_dir():
-        why = "it is a folder"
+    if path.exists() and not path.is_file():  # renaming a new file over /dev/null would take it from everyone
+        why = "it is a folder" if path.is_dir() else "it is no plain file"
     elif not folder.is_dir():
         why = f"there is no folder {folder}"
     elif not os.access(folder, os.W_OK | os.X_OK):

@@ -20,7 +20,9 @@ from __future__ import annotations
 import gzip
 import io
 import json
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -303,15 +305,27 @@ def write_trace(trace: Trace, path: Path) -> None:
     """Write ``trace`` in our own format; gzipped when the name ends in ``.gz`` (equal traces give equal bytes).
 
     Raises:
-        InputError: the file cannot be written.
+        InputError: the file cannot be written, or is a link or special file: as root that could be anyone's.
     """
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        kind = "a symbolic link" if path.is_symlink() else "no plain file"
+        raise InputError(f"{path} is {kind}", "a plain file, or none yet", "remove it or choose another path")
     data = b"\n".join(_canonical_lines(trace)) + b"\n"
     if path.suffix == ".gz":
         packed = io.BytesIO()
         with gzip.GzipFile(fileobj=packed, mode="wb", mtime=0) as handle:
             handle.write(data)
         data = packed.getvalue()
+    new = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.write_bytes(data)
+        with new.open("xb") as handle:
+            handle.write(data)
+        new.replace(path)
     except OSError as error:
-        raise InputError(f"{path} cannot be written: {error.strerror}", "a path that may be written to") from error
+        with suppress(OSError):
+            new.unlink()
+        raise InputError(
+            f"{path} cannot be written: {error.strerror}",
+            "a path that may be written to, with room for the trace",
+            f"ls -ld {path.parent}",
+        ) from error

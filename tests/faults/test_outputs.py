@@ -135,3 +135,16 @@ def test_no_temporary_folder_is_one_message(host: Any, small_pool: Path) -> None
     host.start(["unshare", "-m", "sh", "-c", script, "sh", *argv], env).finish().refused(
         r"[^\n]*No space left on device"
     )
+
+
+def test_a_special_file_or_link_is_never_replaced_nor_written_through(host: Any, tmp_path: Path) -> None:
+    ended = host.pytest("nowhere", "--collect-only", "--moetier-json=/dev/null")
+    ended.refused("ERROR: pytest-moetier: --moetier-json /dev/null cannot be written: it is no plain file", ret=4)
+    target, link = tmp_path / "target", tmp_path / "link.jsonl"
+    target.write_text("mine")
+    link.symlink_to(target)
+    synth = ("trace", "synth", "kimi-k3", "--layers", "1", "--iterations", "1")
+    host.moetier(*synth, str(link)).refused(r"moetier: \S+link.jsonl is a symbolic link", ret=2)
+    host.moetier(*synth, "/dev/null").refused("moetier: /dev/null is no plain file", ret=2)
+    assert target.read_text() == "mine"
+    assert Path("/dev/null").is_char_device()

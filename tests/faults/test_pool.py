@@ -103,7 +103,7 @@ def test_a_manifest_that_is_no_manifest_is_refused(tmp_path: Path, text: str, mo
 def test_a_link_in_a_pool_that_leads_out_of_it_is_refused(linked_pool: Callable[[], Path]) -> None:
     pool = linked_pool()
     (pool / "experts/000/0003").unlink()
-    (pool / "experts/000/0003").symlink_to("/etc/passwd")
+    (pool / "experts/000/0003").symlink_to(pool / MANIFEST_NAME)
     assert "file experts/000/0003 (layer 0, expert 3) is no plain file" in refused(pool)
     (pool / "experts/000").rename(pool / "elsewhere")
     (pool / "experts/000").symlink_to(pool / "elsewhere")

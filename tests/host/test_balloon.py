@@ -134,7 +134,9 @@ def test_a_target_above_what_is_available_is_not_a_balloons_work() -> None:
 
 def test_a_failed_mlock_is_fatal_with_its_own_message_and_the_fix(fake: Fake) -> None:
     path = fake("sys.stderr.write('mlock: RLIMIT_MEMLOCK is 65536 bytes\\n'); sys.exit(3)")
-    with pytest.raises(UnsupportedHostError, match=r"RLIMIT_MEMLOCK is 65536 bytes; expected mlock.*ulimit -l unlimited"):
+    with pytest.raises(
+        UnsupportedHostError, match=r"RLIMIT_MEMLOCK is 65536 bytes; expected mlock.*ulimit -l unlimited"
+    ):
         Balloon.start(path, SIZE)
 
 
