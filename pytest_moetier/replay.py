@@ -109,7 +109,6 @@ def run_cell(
         options = _options(rig, cell.mode, enforcer.scope_files())
         argv = enforcer.argv(options.argv(rig.plan_path, rig.pool.root))
         replayer = stack.enter_context(Replayer(argv, rig.pool.pass_fds))
-        drop_everything(rig)
         tell("setting the capacity", 0)
         enforced = enforcer.apply(replayer.pid)
         dio_entry, image_entry = _backing(rig.pool)
@@ -157,7 +156,6 @@ def measure_cold_factor(rig: Rig, mode: str, folder: Path) -> float | None:
     options = replace(_options(rig, mode, None), passes=alone, hits="none", hits_passes=alone, residency_samples=0)
     drop_everything(rig)
     with Replayer(options.argv(path, rig.pool.root), rig.pool.pass_fds) as replayer:
-        drop_everything(rig)
         (cold,) = replayer.go().passes
     entry, exit_ = (parse(one, rig.pool.devices) for one in (cold.entry, cold.exit))
     read = difference(entry, exit_).device_read_bytes

@@ -14,6 +14,8 @@ struct destinations {
     char *memory;
     uint64_t stride; // bytes of each, a multiple of the page
     uint64_t count;
+    char *base; // the mapping that they lie in
+    uint64_t mapped;
 };
 
 bool destinations_map(struct destinations *destinations, const struct plan *plan, enum mode mode, uint64_t count,
