@@ -65,6 +65,7 @@ class Run:
     enforced: Enforced
     ending: Ending
     mglru: MglruSetting
+    stamps: str
     output: ReplayOutput
     warm: Pass
     measured: Pass
@@ -132,6 +133,7 @@ def run_cell(
         enforced=enforced,
         ending=ending,
         mglru=setting,
+        stamps=rig.options.stamps,
         output=output,
         warm=warm,
         measured=measured,

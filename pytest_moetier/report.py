@@ -158,7 +158,8 @@ def _comparison(terminal: Any, session: MoetierSession) -> None:  # noqa: ANN401
         one.cell.id: metrics_of(one.runs) for one in session.campaign.results.values() if one.runs and not one.invalid
     }
     found, refused = compare(cells, current, context, _COMPARED)
-    table = Table(title=f"now / {path}", title_justify="left", box=_RULED)
+    terminal.write_line(f"this session / {path}")
+    table = Table(box=_RULED)
     table.add_column("cell", no_wrap=True)
     for name in _COMPARED:
         table.add_column(name, justify="right")

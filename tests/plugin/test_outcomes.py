@@ -109,7 +109,7 @@ def test_a_second_session_compares_itself_with_the_first(run: Bench) -> None:
     first = run("-k", "test_capacity[", "--benchmark-autosave", "--moetier-compare")
     first.stdout.fnmatch_lines(["compare: no stored session with metrics*"])
     second = run("-k", "test_capacity[", "--benchmark-autosave", "--moetier-compare")
-    second.stdout.fnmatch_lines(["now / *0001*", "*C30pct-cgroup-mglru_host*x*x*x*"])
+    second.stdout.fnmatch_lines(["this session / *0001*", "*C30pct-cgroup-mglru_host*x*x*x*"])
 
 
 def test_another_plan_is_not_compared(run: Bench) -> None:

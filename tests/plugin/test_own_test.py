@@ -42,6 +42,16 @@ def test_a_users_own_failed_assertion_is_a_refutation(
     assert "assert" in found["reason"]
 
 
+@pytest.mark.parametrize(("which", "state"), [("ends", "held"), ("none", "unobserved")])
+def test_fewer_stamps_can_be_asked_for_and_none_is_no_proof_of_delivery(  # noqa: PLR0913, PLR0917
+    bench: Bench, small_pool: Path, verdicts: Verdicts, pytester: pytest.Pytester, which: str, state: str
+) -> None:
+    pytester.makepyfile(test_mine=example())
+    bench("test_mine.py", f"--moetier-pool={small_pool}", f"--moetier-stamps={which}", *QUICK).assert_outcomes(passed=1)
+    (found,) = verdicts().values()
+    assert {one["name"]: one["state"] for one in found["proof"][0]}["stamps"] == state
+
+
 @pytest.mark.parametrize("mode", ["page_cache", "fadv_random", "mmap", "direct"])
 def test_every_mode_is_proved(
     bench: Bench, small_pool: Path, verdicts: Verdicts, pytester: pytest.Pytester, mode: str
