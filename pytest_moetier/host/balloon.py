@@ -25,6 +25,7 @@ from pytest_moetier.units import PAGE_BYTES, format_bytes
 
 DEFAULT_RESERVE_BYTES = 1 << 30
 _ADJUSTMENTS = 4
+_SETTLINGS = 10
 _ANSWER_SECONDS = 30.0
 _LOCK_BYTES_PER_SECOND = 50_000_000  # far below what page clearing takes, under emulation too
 _SETTLE_SECONDS = 0.3  # the kernel's free counters are folded from per-CPU ones every second or so
@@ -256,6 +257,8 @@ def inflate_to(
         HostBusyError: others allocate or free memory meanwhile, by more than max(8 tolerances, 512 MiB).
     """
     allowed = tolerance_bytes(target_available_bytes) if tolerance is None else tolerance
+    check_target(target_available_bytes, reserve_bytes)
+    _settle(allowed)
     balloon = Balloon.start(executable, check_target(target_available_bytes, reserve_bytes), reserve_bytes, journal)
     try:
         _adjust(balloon, target_available_bytes, allowed)
@@ -263,6 +266,21 @@ def inflate_to(
         balloon.close()
         raise
     return balloon
+
+
+def _settle(allowed: int) -> None:
+    """Wait, a few seconds at most, until MemAvailable holds still.
+
+    What has just been freed comes back by and by, and a virtual machine that hands free pages to its host takes
+    hundreds of MiB out of the free lists for a moment.
+    """
+    before = mem_available_bytes()
+    for _ in range(_SETTLINGS):
+        time.sleep(_SETTLE_SECONDS)
+        now = mem_available_bytes()
+        if abs(now - before) <= allowed // 4:
+            return
+        before = now
 
 
 def _adjust(balloon: Balloon, target_available_bytes: int, allowed: int) -> None:

@@ -83,10 +83,20 @@ def test_memory_available_comes_to_the_target(executable: Path) -> None:
 
 def test_memory_that_others_move_is_not_chased(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fake("print(json.dumps({'event': 'locked', 'bytes': 1, 'vmlck_bytes': 1 << 60}), flush=True); input()")
-    readings = iter([10 << 30, 30 << 30])
+    still = [10 << 30] * 4  # until the balloon is inflated
+    readings = iter([*still, 30 << 30])
     monkeypatch.setattr(balloon, "mem_available_bytes", lambda: next(readings))
     with pytest.raises(HostBusyError, match=r"moved by 20\.5 GiB while the balloon was inflated"):
         balloon.inflate_to(path, (10 << 30) - (512 * MIB))
+
+
+def test_memory_that_is_still_coming_back_is_waited_for(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = fake("print(json.dumps({'event': 'locked', 'bytes': 1, 'vmlck_bytes': 1 << 60}), flush=True); input()")
+    coming_back = [8 << 30, 8 << 30, 9 << 30, 10 << 30, 10 << 30]
+    readings = iter([*coming_back, 10 << 30, 9 << 30])  # then the size is set, and the target is met
+    monkeypatch.setattr(balloon, "mem_available_bytes", lambda: next(readings))
+    with balloon.inflate_to(path, 9 << 30) as running:
+        assert running.requested_bytes == 1 << 30
 
 
 def test_one_that_is_killed_is_seen_and_named(executable: Path) -> None:
