@@ -92,11 +92,11 @@ def test_memory_that_others_move_is_not_chased(fake: Fake, monkeypatch: pytest.M
 
 def test_memory_that_is_still_coming_back_is_waited_for(fake: Fake, monkeypatch: pytest.MonkeyPatch) -> None:
     path = fake("print(json.dumps({'event': 'locked', 'bytes': 1, 'vmlck_bytes': 1 << 60}), flush=True); input()")
-    coming_back = [8 << 30, 8 << 30, 9 << 30, 10 << 30, 10 << 30]
-    readings = iter([*coming_back, 10 << 30, 9 << 30])  # then the size is set, and the target is met
+    coming_back = [10 << 30, 10 << 30, 11 << 30, 12 << 30, 12 << 30]
+    readings = iter([*coming_back, 12 << 30, 9 << 30])  # then the size is set, and the target is met
     monkeypatch.setattr(balloon, "mem_available_bytes", lambda: next(readings))
     with balloon.inflate_to(path, 9 << 30) as running:
-        assert running.requested_bytes == 1 << 30
+        assert running.requested_bytes == 3 << 30
 
 
 def test_one_that_is_killed_is_seen_and_named(executable: Path) -> None:
