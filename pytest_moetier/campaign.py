@@ -160,24 +160,26 @@ class Campaign:
         results = {cell_id: CellResult(cell) for cell_id, cell in fresh.items()}
         self.results.update(results)
         started = time.monotonic()
-        total = self.settings.rounds * len(fresh)
-        for round_index, order, cell in self._order(list(fresh.values())):
+        order = list(self._order(list(fresh.values())))
+        done = 0
+        for place, (round_index, cell) in enumerate(order):
             result = results[cell.id]
             if not result.over:
-                self._one(rig, result, round_index, order, self._teller(started, order, total, cell))
+                # Cells that turned out not to be measurable here are neither done nor left.
+                left = sum(not results[one.id].over for _, one in order[place:])
+                self._one(rig, result, round_index, place, self._teller(started, done, done + left, cell))
+                done += not result.over
             if self.settings.stop_early and (result.invalid or result.broken):
                 self._stop(results)
                 break
 
-    def _order(self, cells: Sequence[Cell]) -> Iterator[tuple[int, int, Cell]]:
-        """Yield (round, place, cell): each round a fresh order from the seed and the round's number alone."""
-        place = 0
+    def _order(self, cells: Sequence[Cell]) -> Iterator[tuple[int, Cell]]:
+        """Yield (round, cell): each round a fresh order from the seed and the round's number alone."""
         for round_index in range(self.settings.rounds):
             shuffled = sorted(cells)
             random.Random(f"{self.settings.seed}:{round_index}").shuffle(shuffled)  # noqa: S311 - an order, no secret
             for cell in shuffled:
-                yield round_index, place, cell
-                place += 1
+                yield round_index, cell
 
     def _one(
         self, rig: Rig, result: CellResult, round_index: int, order: int, tell: Callable[[str, int], None]
