@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import stat
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -118,8 +118,17 @@ def inspect_pool(path: Path, *, check_files: bool = True) -> Manifest:
         blockdev.devices_of(_image(path / IMAGE_NAME, manifest))  # what lies on a tmpfs is memory, not a device
     elif check_files:
         _refuse_faults(path, manifest, path)
-        blockdev.devices_of(path / manifest.folder)
+        _devices(path, manifest)
     return manifest
+
+
+def _devices(root: Path, manifest: Manifest) -> tuple[BlockDevice, ...]:
+    """Return the devices of a pool of plain files, each once: its folders may be mount points of several."""
+    one_each = {}
+    for file in manifest.files:
+        with suppress(FileNotFoundError):  # a fault of the pool, named by who looks for faults
+            one_each.setdefault((root / file.path).lstat().st_dev, root / file.path)
+    return blockdev.devices_of_many(one_each.values() or [root / manifest.folder])
 
 
 @contextmanager
@@ -153,5 +162,5 @@ def open_pool(
             root, fds = Path(f"/proc/self/fd/{mount}"), (mount,)
         if check_files and loop is not None:
             _refuse_faults(root, manifest, folder)
-        devices = blockdev.devices_of(fds[0] if fds else folder / manifest.folder)
+        devices = blockdev.devices_of(fds[0]) if fds else _devices(folder, manifest)
         yield OpenPool(folder, manifest, root, fds, devices, loop, image)
