@@ -124,7 +124,7 @@ def inspect_pool(path: Path, *, check_files: bool = True) -> Manifest:
 
 def _devices(root: Path, manifest: Manifest) -> tuple[BlockDevice, ...]:
     """Return the devices of a pool of plain files, each once: its folders may be mount points of several."""
-    one_each = {}
+    one_each: dict[int, Path] = {}
     for file in manifest.files:
         with suppress(FileNotFoundError):  # a fault of the pool, named by who looks for faults
             one_each.setdefault((root / file.path).lstat().st_dev, root / file.path)
