@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from pytest_moetier.trace.records import Trace
 from pytest_moetier.trace.synth import synth_trace
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "traces"
-RECORDED = Path(__file__).parents[3] / "shared" / "traces" / "olmoe-moevm-lab"
+RECORDED = Path(os.environ.get("MOETIER_TRACES", "MOETIER_TRACES-is-not-set")) / "olmoe-moevm-lab"
 
 
 def same(one: Trace, other: Trace) -> bool:
