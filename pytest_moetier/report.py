@@ -6,6 +6,7 @@ import os
 import platform
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
@@ -143,9 +144,19 @@ def _remarks(session: MoetierSession) -> list[str]:
     for record in session.records.values():
         if record.verdict in {"refuted", "invalid", "not_examined"} and record.reason:
             lines.append(f"{record.verdict} {record.cell or record.test}: {record.reason.splitlines()[0]}")
+    lines += [line for record in session.records.values() if (line := _lowered(record))]
     counts = {name: sum(one.verdict == name for one in session.records.values()) for name in _COLOURS}
     lines.append("verdicts: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return lines
+
+
+def _lowered(record: Record) -> str:
+    """Return which invariants lower what a proved cell may claim, and in how many of its rounds; "" for none."""
+    if record.verdict == "invalid":
+        return ""
+    found = Counter(name for proof in record.proofs for name in (*proof.flagged, *proof.unobserved))
+    said = ", ".join(f"{name} ({count} of {len(record.proofs)} rounds)" for name, count in found.items())
+    return f"flagged or unobserved {record.cell}: {said}" if said else ""
 
 
 def _comparison(terminal: Any, session: MoetierSession) -> None:  # noqa: ANN401 - pytest's TerminalReporter

@@ -47,9 +47,12 @@ def test_fewer_stamps_can_be_asked_for_and_none_is_no_proof_of_delivery(  # noqa
     bench: Bench, small_pool: Path, verdicts: Verdicts, pytester: pytest.Pytester, which: str, state: str
 ) -> None:
     pytester.makepyfile(test_mine=example())
-    bench("test_mine.py", f"--moetier-pool={small_pool}", f"--moetier-stamps={which}", *QUICK).assert_outcomes(passed=1)
+    result = bench("test_mine.py", f"--moetier-pool={small_pool}", f"--moetier-stamps={which}", *QUICK)
+    result.assert_outcomes(passed=1)
     (found,) = verdicts().values()
     assert {one["name"]: one["state"] for one in found["proof"][0]}["stamps"] == state
+    lowered = any("flagged or unobserved" in line and "stamps (1 of 1 rounds)" in line for line in result.outlines)
+    assert lowered == (state == "unobserved")
 
 
 @pytest.mark.parametrize("mode", ["page_cache", "fadv_random", "mmap", "direct"])
