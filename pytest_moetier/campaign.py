@@ -91,6 +91,11 @@ class CellResult:
     warnings: list[str] = field(default_factory=list)
 
     @property
+    def proved(self) -> bool:
+        """Whether every round was measured and proved: only then is the cell a result."""
+        return bool(self.runs) and not self.invalid and not self.over
+
+    @property
     def over(self) -> bool:
         """Whether further rounds are pointless."""
         return self.skipped is not None or self.broken is not None
@@ -114,7 +119,7 @@ class Context:
 
 
 class Campaign:
-    """Holds the host for a session and measures its cells; a context manager that leaves the host as it was found."""
+    """Holds the host for a session and measures its cells; :meth:`close` leaves the host as it was found."""
 
     def __init__(self, settings: Settings, report: Reporter) -> None:
         """Remember what to do; nothing on the host is touched before :meth:`measure`."""
@@ -223,8 +228,10 @@ class Campaign:
 
     def _stop(self, results: Mapping[str, CellResult]) -> None:
         for result in results.values():
-            if not result.runs and not result.invalid and not result.over:
-                result.skipped = HostBusyError("not measured: an earlier run was not proved", do="run without -x")
+            if len(result.runs) < self.settings.rounds and not result.invalid and not result.over:
+                result.skipped = HostBusyError(
+                    "not measured in every round: an earlier run was not proved", do="run without -x"
+                )
 
     def _teller(self, started: float, done: int, total: int, cell: Cell) -> Callable[[str, int], None]:
         iterations = self._rig.plan.n_iterations if self._rig else 0

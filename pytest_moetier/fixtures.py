@@ -51,6 +51,8 @@ class CellHandle(Handle):
         __tracebackhide__ = True
         from pytest_moetier.finding import metrics_of, rail_deviation  # noqa: PLC0415
 
+        if self._metrics:
+            return self._metrics
         self._metrics = metrics_of(self._result.runs)
         if rail := rail_deviation(self._result.cell, self._metrics, self._siblings(), self._pool_bytes()):
             self._metrics[rail.name] = rail
@@ -71,7 +73,7 @@ class CellHandle(Handle):
         return {
             one.cell: metrics_of(one.runs)
             for one in results
-            if one.runs and not one.invalid and replace(one.cell, capacity=mine.capacity) == mine
+            if one.proved and replace(one.cell, capacity=mine.capacity) == mine
         }
 
     def judge(self, **values: float | None) -> None:
@@ -83,7 +85,7 @@ class CellHandle(Handle):
         """
         __tracebackhide__ = True
         known: dict[str, float | None] = {}
-        for name, metric in (self._metrics or self.measure()).items():
+        for name, metric in self.measure().items():
             known[name] = metric.median
             known[f"{name}_spread"] = metric.spread if len(metric.values) > 1 else None
         self.conclude({**known, **values}, self._result.runs, self.cell, "not observed, or a single round")
@@ -118,7 +120,7 @@ class CurveHandle(Handle):
     @property
     def results(self) -> list[CellResult]:
         """The cells that were measured and proved in every round, ordered by capacity, then mechanism."""
-        return [one for one in self.everything if one.runs and not one.invalid]
+        return [one for one in self.everything if one.proved]
 
     @property
     def everything(self) -> list[CellResult]:

@@ -11,7 +11,6 @@ import importlib.resources
 import os
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest_moetier
 from pytest_moetier.errors import HarnessError, UnsupportedHostError
@@ -54,18 +53,3 @@ def executable(name: str) -> Path:
         tried.append(f"{path} ({'not executable' if path.is_file() else 'absent'})")
     source = f"{BIN_VARIABLE}={override}" if override else "the package's folders"
     raise HarnessError(f"{name} is not in {source}: tried {', '.join(tried)}", "an executable file", _INSTALL)
-
-
-def simulator() -> ModuleType:
-    """Return the extension module ``pytest_moetier._sim``.
-
-    Raises:
-        HarnessError: it cannot be imported; the message lists the package's folders.
-    """
-    try:
-        return importlib.import_module("pytest_moetier._sim")
-    except ImportError as error:
-        folders = ", ".join(pytest_moetier.__path__)
-        raise HarnessError(
-            f"pytest_moetier._sim cannot be imported from {folders}: {error}", "a built extension", _INSTALL
-        ) from error

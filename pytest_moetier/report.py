@@ -165,9 +165,7 @@ def _comparison(terminal: Any, session: MoetierSession) -> None:  # noqa: ANN401
         terminal.write_line("compare: no stored session with metrics; store one with --benchmark-autosave")
         return
     path, cells = stored
-    current = {
-        one.cell.id: metrics_of(one.runs) for one in session.campaign.results.values() if one.runs and not one.invalid
-    }
+    current = {one.cell.id: metrics_of(one.runs) for one in session.campaign.results.values() if one.proved}
     found, refused = compare(cells, current, context, _COMPARED)
     terminal.write_line(f"this session / {path}")
     table = Table(box=_RULED)
@@ -276,7 +274,7 @@ def _learned(session: MoetierSession) -> dict[str, Any]:
     bounds = [
         _learned_bound(result, metric, margin, day, kind)
         for result in session.campaign.results.values()
-        if result.runs and not result.invalid
+        if result.proved
         for name, margin in _LEARNED
         if (metric := metrics_of(result.runs).get(name)) is not None
     ]

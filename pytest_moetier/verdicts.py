@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -81,7 +80,6 @@ class MoetierSession:
         self.clock = VirtualClock()
         self.records: dict[str, Record] = {}
         self.unwritten: list[str] = []
-        self.started = time.time()
         self._caught: list[signal.Signals] = []
 
     def close(self) -> None:
@@ -167,6 +165,8 @@ class Handle:
 
         runs = list(runs)
         applying = [bound for bound in bounds_for(self._bounds(), cell) if bound.value in values]
+        if not applying:
+            self.not_examined("no bound holds here; expected one in bounds.yaml beside the test, or in a profile", cell)
         judged = [judge(bound, values[bound.value], runs, reason) for bound in applying]
         verdicts = {one.verdict for one in judged}
         verdict = next((one for one in (REFUTED, NOT_EXAMINED) if one in verdicts), SUPPORTED)
@@ -182,11 +182,11 @@ class Handle:
         if verdict == NOT_EXAMINED:
             pytest.skip(said)
 
-    def not_examined(self, reason: str) -> None:
+    def not_examined(self, reason: str, cell: Cell | None = None) -> None:
         """End the test as not_examined, with the reason and what would make it examinable."""
         __tracebackhide__ = True
         self.request.node.stash[VERDICT] = "not_examined"
-        self.session.verdict(self.request.node, None, "not_examined", [], reason)
+        self.session.verdict(self.request.node, cell, "not_examined", [], reason)
         pytest.skip(reason)
 
     def _bounds(self) -> list[Bound]:

@@ -34,6 +34,7 @@ BOUNDS = """
 format: moetier-bounds/1
 bounds:
   - {id: mine, value: device_bytes, min: 1, source: "anything is read", needs: []}
+  - {id: cells, value: cells, min: 0, source: "any number", needs: []}
 """
 
 

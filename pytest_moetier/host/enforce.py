@@ -59,7 +59,6 @@ class Enforced:
         scope_identity: (device, inode) of the scope.
         slack_bytes: the replayer's own memory in the scope, on top of the capacity.
         limit_bytes: the wall as read back.
-        own_bytes: what the replayer had in the scope when the slack was set.
         locked_bytes: what the balloon was asked to lock.
         locked_bytes_observed: its VmLck.
         available_bytes: MemAvailable before the warm pass.
@@ -71,7 +70,6 @@ class Enforced:
     scope_identity: tuple[int, int] | None = None
     slack_bytes: int | None = None
     limit_bytes: int | None = None
-    own_bytes: int | None = None
     locked_bytes: int | None = None
     locked_bytes_observed: int | None = None
     tolerance_bytes: int | None = None
@@ -133,7 +131,6 @@ class _Wall:
             scope_identity=self._scope.identity,
             slack_bytes=slack,
             limit_bytes=limit,
-            own_bytes=own,
         )
 
     def _counters(self) -> ScopeCounters:

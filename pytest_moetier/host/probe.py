@@ -11,8 +11,7 @@ import os
 import platform
 import shutil
 import sys
-import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
@@ -524,38 +523,3 @@ def _memboot_check(facts: HostFacts) -> Check:
     available = format_bytes(balloon.mem_available_bytes(), binary=True)
     means = f"the one capacity of {available} (MemAvailable now), less what the bench itself takes"
     return Check("mechanism memboot", "ok", seen, means)
-
-
-@dataclass(frozen=True, slots=True)
-class Reader:
-    """A process that read from a device while it was watched."""
-
-    pid: int
-    command: str
-    read_bytes: int
-
-
-def foreign_readers(exclude_pids: Iterable[int] = (), seconds: float = 0.5) -> tuple[Reader, ...]:
-    """Return the processes that read from any device within ``seconds``, most first; for messages, not for figures.
-
-    Only processes whose /proc/PID/io this user may read are seen.
-    """
-    excluded = set(exclude_pids)
-    before = _read_bytes_by_pid()
-    time.sleep(seconds)
-    grown = [
-        Reader(pid, procfs.command_line(pid), now - before[pid])
-        for pid, now in _read_bytes_by_pid().items()
-        if pid not in excluded and pid in before and now > before[pid]
-    ]
-    return tuple(sorted(grown, key=lambda reader: -reader.read_bytes))
-
-
-def _read_bytes_by_pid() -> dict[int, int]:
-    found = {}
-    for entry in procfs.at("/proc").iterdir():
-        if entry.name.isdigit():
-            count = procfs.parse_keyed(procfs.try_text(f"/proc/{entry.name}/io") or "").get("read_bytes")
-            if count is not None:
-                found[int(entry.name)] = count
-    return found

@@ -37,11 +37,6 @@ def at(path: str | Path) -> Path:
     return _ROOT.get() / str(path).lstrip("/")
 
 
-def is_live() -> bool:
-    """Return whether paths are this machine's own, not a recorded tree's."""
-    return _ROOT.get() == Path("/")
-
-
 def read_text(path: str | Path) -> str:
     """Return the whole text of ``path``.
 

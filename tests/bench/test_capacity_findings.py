@@ -13,6 +13,7 @@ import pytest
 
 from pytest_moetier.campaign import CellResult
 from pytest_moetier.cell import Cell
+from pytest_moetier.errors import HarnessError, HostBusyError
 from pytest_moetier.finding import Metric
 from pytest_moetier.units import Capacity
 
@@ -104,6 +105,14 @@ def test_mechanisms_are_compared_at_the_capacity_where_they_differ_most(bench: M
     )
     bench.test_mechanisms_agree(curve)
     assert curve.values == {"mechanism_ratio": 1.2}
+
+
+def test_a_cell_that_lost_a_round_is_no_result() -> None:
+    whole, skipped, broken, invalid = (cell("4%", 1.0) for _ in range(4))
+    skipped.skipped = HostBusyError("another process moved memory")
+    broken.broken = HarnessError("a child died")
+    invalid.invalid.append("not proved")
+    assert [one.proved for one in (whole, skipped, broken, invalid)] == [True, False, False, False]
 
 
 def test_two_states_of_mglru_are_not_two_mechanisms(bench: ModuleType) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
@@ -117,21 +116,3 @@ def test_running_damon_is_named_with_its_action(tmp_path: Path) -> None:
         assert probe._damon_running() == ("kdamond 0 (pageout)",)  # noqa: SLF001
         (folder / "state").write_text("off\n")
         assert probe._damon_running() == ()  # noqa: SLF001
-
-
-def test_a_foreign_reader_is_named(tmp_path: Path) -> None:
-    file = tmp_path / "x"
-    file.write_bytes(os.urandom(1 << 20))
-    os.sync()
-    script = f"while :; do dd if={file} of=/dev/null bs=64k iflag=direct 2>/dev/null; done"
-    child = subprocess.Popen(["sh", "-c", script])
-    try:
-        readers = probe.foreign_readers(seconds=0.5)
-        # dd comes and goes; its shell inherits the children's counts when it has waited for them.
-        if not probe.host_facts().process_io:
-            pytest.skip("/proc/PID/io counts nothing here")
-        assert child.pid in {reader.pid for reader in readers}
-        assert child.pid not in {reader.pid for reader in probe.foreign_readers([child.pid], 0.2)}
-    finally:
-        child.kill()
-        child.wait()

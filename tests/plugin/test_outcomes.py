@@ -120,12 +120,20 @@ def test_another_plan_is_not_compared(run: Bench) -> None:
     )
 
 
-def test_learning_writes_a_profile_that_then_passes(run: Bench, pytester: pytest.Pytester) -> None:
+def test_learning_writes_a_profile_whose_bounds_are_then_judged(
+    run: Bench, verdicts: Verdicts, pytester: pytest.Pytester
+) -> None:
     run("-k", "test_capacity[", "--moetier-learn=host.yaml").assert_outcomes(passed=1, deselected=1)
     assert "learned" in pytester.path.joinpath("host.yaml").read_text()
     result = run("-k", "test_capacity[", "--moetier-profile=host.yaml")
-    result.stdout.fnmatch_lines(["moetier: rounds 1*profile *"])
-    assert result.ret in {0, 1}  # a single learned round may well be missed by time; the profile itself must be read
+    name = pytester.path.joinpath("host.yaml").read_text().partition("name: ")[2].splitlines()[0]
+    result.stdout.fnmatch_lines([f"moetier: rounds 1*profile {name}"])
+    learned = [one for one in verdicts()[CELL]["bounds"] if one["id"].startswith("learned.")]
+    assert {one["id"].rpartition(".")[2] for one in learned} == {
+        "device_bytes",
+        "amplification",
+        "seconds_per_iteration",
+    }
 
 
 def without_bounds(profile: Path) -> None:
@@ -215,7 +223,15 @@ def test_x_stops_measuring_at_the_first_unproved_run(run: Bench, spoiled_pool: P
     result = run("-x", f"--moetier-pool={spoiled_pool}", "--moetier-capacity=30%,40%,50%", "-v")
     assert result.ret != 0
     result.stdout.fnmatch_lines(["*stopping after 1 failures*"])
-    assert result.stderr.str().count("warm") + result.stdout.str().count(": warm") <= 2
+    said = result.stderr.str() + result.stdout.str()
+    assert said.count(": measuring the cold factor") == 1
+
+
+def test_a_test_without_a_bound_is_not_examined_and_never_supported(run: Bench, verdicts: Verdicts) -> None:
+    run.write(bounds=IMPOSSIBLE.partition("bounds:")[0] + "bounds: []\n")  # type: ignore[attr-defined]
+    run("-k", "test_capacity[").assert_outcomes(skipped=1, deselected=1)
+    assert verdicts()[CELL]["verdict"] == "not_examined"
+    assert "no bound holds here" in verdicts()[CELL]["reason"]
 
 
 def test_a_finding_over_several_cells_runs_last(run: Bench) -> None:
