@@ -21,6 +21,11 @@ from pytest_moetier.pool.synthetic import create_pool
 WAIT_SECONDS, LIMIT_SECONDS = 200, 300
 ENDING_SECONDS = 20
 BENCH = "def test_capacity(moetier_cell):\n    moetier_cell.measure()\n    moetier_cell.judge()\n"
+BOUNDS = """
+format: moetier-bounds/1
+bounds:
+  - {id: mine, value: device_bytes, min: 1, source: "anything is read", needs: []}
+"""
 OPTIONS = (
     "--moetier-capacity=30%",
     "--moetier-mechanism=cgroup",
@@ -148,6 +153,7 @@ class Host:
         self.folder = folder
         self.started: list[Started] = []
         (folder / "test_capacity.py").write_text(BENCH)
+        (folder / "bounds.yaml").write_text(BOUNDS)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str] | None = None, **how: object) -> Started:
         """Start a command, its output in a file."""
