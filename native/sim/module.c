@@ -4,37 +4,10 @@
 
 #include <errno.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "belady.h"
+#include "common/buffer.h"
 #include "lru.h"
-
-/* One-dimensional native unsigned integers of itemsize bytes. On failure nothing is held and an exception is set. */
-static int take(PyObject *object, const char *name, Py_ssize_t itemsize, Py_buffer *view)
-{
-    if (PyObject_GetBuffer(object, view, PyBUF_STRIDES | PyBUF_FORMAT) < 0) {
-        view->obj = NULL;
-        return -1;
-    }
-    const char *format = view->format ? view->format : "B";
-    if (*format == '@' || *format == '=')
-        format++;
-    int is_unsigned = strlen(format) == 1 && strchr("ILQ", *format) != NULL;
-    if (view->ndim != 1)
-        PyErr_Format(PyExc_ValueError, "%s has %d dimensions; expected 1", name, view->ndim);
-    else if (!is_unsigned || view->itemsize != itemsize)
-        PyErr_Format(PyExc_ValueError, "%s has items of format '%s', %zd bytes each; expected native uint%d", name,
-                     view->format ? view->format : "B", view->itemsize, (int)itemsize * 8);
-    else if (!PyBuffer_IsContiguous(view, 'C'))
-        PyErr_Format(PyExc_ValueError, "%s is not contiguous (stride %zd bytes); expected contiguous items", name,
-                     view->strides[0]);
-    else if ((uintptr_t)view->buf % (size_t)itemsize)
-        PyErr_Format(PyExc_ValueError, "%s starts at an address that is no multiple of %zd", name, itemsize);
-    else
-        return 0;
-    PyBuffer_Release(view);
-    return -1;
-}
 
 static int overlap(const Py_buffer *a, const Py_buffer *b)
 {
@@ -119,10 +92,10 @@ static PyObject *py_lru_distances(PyObject *module, PyObject *args, PyObject *kw
     if (passes < 1)
         return PyErr_Format(PyExc_ValueError, "passes is %d; expected 1 or more", passes);
     PyObject *result = NULL;
-    if (take(objects[0], "sequence", sizeof(uint32_t), &sequence) < 0)
+    if (take_unsigned(objects[0], "sequence", sizeof(uint32_t), &sequence) < 0)
         return NULL;
-    if (take(objects[1], "size_bytes", sizeof(uint64_t), &sizes) == 0) {
-        if (take(objects[2], "out", sizeof(uint64_t), &out) == 0) {
+    if (take_unsigned(objects[1], "size_bytes", sizeof(uint64_t), &sizes) == 0) {
+        if (take_unsigned(objects[2], "out", sizeof(uint64_t), &out) == 0) {
             result = distances_of(&sequence, &sizes, &out, passes > 1);
             PyBuffer_Release(&out);
         }
@@ -159,9 +132,9 @@ static PyObject *py_belady_missed_pages(PyObject *module, PyObject *args, PyObje
     if (PyErr_Occurred())
         return NULL;
     PyObject *result = NULL;
-    if (take(objects[0], "sequence", sizeof(uint32_t), &sequence) < 0)
+    if (take_unsigned(objects[0], "sequence", sizeof(uint32_t), &sequence) < 0)
         return NULL;
-    if (take(objects[1], "size_pages", sizeof(uint64_t), &sizes) == 0) {
+    if (take_unsigned(objects[1], "size_pages", sizeof(uint64_t), &sizes) == 0) {
         result = missed_of(&sequence, &sizes, capacity_pages);
         PyBuffer_Release(&sizes);
     }
