@@ -210,7 +210,7 @@ def trace_info(args: argparse.Namespace) -> int:
 
 def trace_synth(args: argparse.Namespace) -> int:
     """Write a seeded synthetic trace."""
-    from pytest_moetier.trace.formats import write_trace  # noqa: PLC0415
+    from pytest_moetier.trace.write import write_trace  # noqa: PLC0415
     from pytest_moetier.trace.synth import synth_trace  # noqa: PLC0415
 
     trace = synth_trace(

@@ -2,69 +2,98 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import zlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pytest_moetier.errors import InputError
-from pytest_moetier.trace import formats
+from pytest_moetier.trace import checks, parser
+from pytest_moetier.trace.formats import READERS
+from pytest_moetier.trace.formats.registry import Reader
 from pytest_moetier.trace.records import Trace
+from pytest_moetier.trace.rows import Hints
+from pytest_moetier.trace.source import Source
 
-_CHUNK_BYTES = 1 << 20
-_NEXT = "give another trace file: `moetier trace synth PRESET FILE` writes one, `moetier trace info FILE` reads it"
-
-
-def _unpacked(path: Path, data: bytes) -> tuple[bytes, str]:
-    """Return the text of a gzipped file as far as it goes, and a warning if it is cut off."""
-    out = io.BytesIO()
-    try:
-        with gzip.GzipFile(fileobj=io.BytesIO(data)) as handle:
-            while part := handle.read1(_CHUNK_BYTES):
-                out.write(part)
-    except EOFError:
-        return out.getvalue(), f"the gzip stream ends early, after {out.tell()} bytes of text"
-    except (gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path} is damaged: {error}", "a whole gzip file") from error
-    return out.getvalue(), ""
+_NEXT = "`moetier trace formats` lists what is read; `moetier trace synth PRESET FILE` writes a trace to try with"
 
 
-def load_trace(path: Path | str, format: str | None = None, *, n_experts: int | None = None) -> Trace:  # noqa: A002
+def load_trace(  # noqa: PLR0913  (what a user may know of a file, by keyword)
+    path: Path | str,
+    format: str | None = None,  # noqa: A002  (the option's name)
+    *,
+    n_experts: int | None = None,
+    k: int | None = None,
+    requested_tokens: int | None = None,
+    raw: bool = False,
+    policy: Mapping[str, str] | None = None,
+) -> Trace:
     """Return the trace in a file.
 
     Args:
-        path: the file; gzip is recognised by its content.
-        format: a name of ``formats.READERS``; default: told from the first line.
+        path: the file; gzip and zstd are recognised by content.
+        format: a name of ``formats.READERS``; default: told from the content.
         n_experts: experts per layer, for formats that do not state it.
+        k: experts per layer and pass, likewise.
+        requested_tokens: what the engine was asked for: a decode accepts one token fewer.
+        raw: nothing is taken out: what the checks find is said, and kept; a file of prompts alone is replayed as it is.
+        policy: action by check (``checks``), where another than the default is wanted.
 
     Raises:
-        InputError: no such file, no known format, or a record that breaks a rule; the message names file and line.
+        InputError: no such file, no known format, or content that breaks a rule; the message names file and line.
     """
     file = Path(path)
+    hints = Hints(n_experts, k, requested_tokens)
     try:
-        return _read(file, format, n_experts)
+        return _load(Source(file), format, hints, checks.chosen(policy or {}, raw=raw), raw=raw)
     except InputError as error:
         seen = error.seen if str(file) in error.seen else f"{file}: {error.seen}"
         raise InputError(seen, error.expected, error.do or _NEXT) from error
 
 
-def _read(file: Path, format: str | None, n_experts: int | None) -> Trace:  # noqa: A002
-    try:
-        data = file.read_bytes()
-    except OSError as error:
-        raise InputError(f"trace {file}: {error.strerror}", "a trace file that may be read") from error
-    cut = ""
-    if data.startswith(formats.GZIP_MAGIC):
-        data, cut = _unpacked(file, data)
-    lines = formats.parse_lines(file, data)
-    if cut:
-        lines.warnings.insert(0, cut)
-    first = lines.rows[0][1]
-    names = ", ".join(sorted(formats.READERS))
-    if format is not None and format not in formats.READERS:
-        raise InputError(f"no trace format {format!r}", f"one of {names}")
-    fitting = [one for one in formats.READERS.values() if one.name == format or (format is None and one.sniff(first))]
+def load_traces(
+    paths: Sequence[Path | str], *, raw: bool = False, policy: Mapping[str, str] | None = None, **known: int | None
+) -> list[Trace]:
+    """Return the traces in several files, also checked against each other; ``known`` are ``load_trace``'s keywords.
+
+    Raises:
+        InputError: as ``load_trace``.
+    """
+    traces = [load_trace(path, raw=raw, policy=policy, **known) for path in paths]
+    return checks.check_together(traces, checks.chosen(policy or {}, raw=raw))[0]
+
+
+def _load(source: Source, format: str | None, hints: Hints, policy: checks.Policy, *, raw: bool) -> Trace:  # noqa: A002
+    rows = pick(source, format).read(source, hints)
+    warnings = tuple(dict.fromkeys([*source.warnings, *rows.about.warnings]))
+    about = replace(rows.about, warnings=warnings, cut=rows.about.cut or source.cut)
+    arranged = parser.arrange(replace(rows, about=about), hints)
+    kept, findings = checks.check_rows(arranged, policy)
+    trace = parser.parse(kept, hints, raw=raw)
+    found = (*findings, *checks.check_trace(trace, policy))
+    return replace(trace, findings=found, warnings=(*trace.warnings, *map(str, found)))
+
+
+def pick(source: Source, format: str | None = None) -> Reader:  # noqa: A002
+    """Return the reader for a file.
+
+    Raises:
+        InputError: there is no such format, or the content is of none.
+    """
+    names = ", ".join(sorted(READERS))
+    if format is not None:
+        if format not in READERS:
+            raise InputError(f"no trace format {format!r}", f"one of {names}")
+        return READERS[format]
+    fitting = [one for one in READERS.values() if one.sniff(source)]
     if not fitting:
-        keys = ", ".join(sorted(map(str, first)))[:80]
-        raise InputError(f"{file} is of no known trace format (its first line has {keys})", f"one of {names}")
-    return fitting[0].read(lines, n_experts)
+        raise InputError(f"{source.path} is of no known trace format ({_described(source)})", f"one of {names}")
+    return fitting[0]
+
+
+def _described(source: Source) -> str:
+    if source.first:
+        return "its first line has " + ", ".join(sorted(map(str, source.first)))[:80]
+    line = (source.head_lines[0] if source.head_lines else source.head)[:60]
+    if line.isascii() and line.decode().isprintable():
+        return f"it begins {line.decode()!r}"
+    return f"binary, beginning {line[:8].hex(' ')}"

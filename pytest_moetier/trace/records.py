@@ -7,7 +7,11 @@ An *iteration* is one pass of the engine as the user sees it; a record is what o
   ids; an id may occur in both), two accepted tokens.
 - ``spec_fallback``: a speculation that failed, then its repetition. Two records of k ids a layer, one accepted token.
 
-Collapsing the last two into the first was a defect the paper once had, so here they are types.
+Collapsing the last two into the first was a defect the paper once had, so here they are types. Two more kinds are no
+decode of one stream; a prompt's records are often of them, and so are merged streams:
+
+- ``batch``: several positions in one engine call, position after position: n x k ids, n of its own for each layer.
+- ``union``: the distinct experts of several positions, which position chose what is not known: any number of ids.
 """
 
 from __future__ import annotations
@@ -21,9 +25,13 @@ import numpy as np
 from numpy.typing import ArrayLike, DTypeLike, NDArray
 
 from pytest_moetier.errors import InputError
+from pytest_moetier.trace.findings import TraceFinding
+from pytest_moetier.trace.selections import PHASES, Selections
 
-NORMAL, SPEC_ACCEPT, SPEC_FALLBACK = 0, 1, 2
-KINDS = ("normal", "spec_accept", "spec_fallback")
+NORMAL, SPEC_ACCEPT, SPEC_FALLBACK, BATCH, UNION = range(5)
+KINDS = ("normal", "spec_accept", "spec_fallback", "batch", "union")
+ORDERS = {"id": "ascending id", "score": "falling score", "issued": "as issued"}
+"""How ids may stand within a pass, in words. The order decides what LRU does below 2k experts per layer."""
 
 _MAX_EXPERTS = 1 << 16
 _MAX_LAYER = (1 << 16) - 1
@@ -53,11 +61,14 @@ class Trace:
         n_experts: experts per layer (E).
         k: experts chosen per layer and pass.
         n_iterations: engine iterations.
-        accepted_tokens: tokens the user got: one per iteration, two for a ``spec_accept``.
+        accepted_tokens: tokens the user got: one per iteration, two for a ``spec_accept``; merged streams add theirs up.
         synthetic: made by a generator, not recorded from a model.
         source: where it comes from, in words.
         fingerprint: SHA-256 of the content (not of the file), hex.
-        warnings: what the reader had to leave out or to guess, one sentence each.
+        order: how ids stand within a pass, a key of ``ORDERS``.
+        warnings: what was left out or guessed, and what the checks found, one sentence each.
+        findings: what the checks found, with what was done about it.
+        expert_bytes: the size of one expert of each layer, where the source states it (else empty).
         prefill: the prompt's records, kept apart: they are no decode iterations.
     """
 
@@ -74,7 +85,10 @@ class Trace:
     synthetic: bool
     source: str
     fingerprint: str
+    order: str
     warnings: tuple[str, ...] = ()
+    findings: tuple[TraceFinding, ...] = ()
+    expert_bytes: tuple[int, ...] = ()
     prefill: Trace | None = field(default=None, repr=False)
 
     @property
@@ -104,21 +118,63 @@ class Trace:
         return self.offsets[self.record_bounds()]
 
     def passes(self, layer: int) -> NDArray[np.uint16]:
-        """Return the passes of ``layer``, one row of k ids each; an accept's one record is two rows.
+        """Return the passes of ``layer``, one row of k ids each; an accept's one record is two rows, a batch's n.
 
         Raises:
-            InputError: the trace has no such layer.
+            InputError: the trace has no such layer, or holds unions: sets without positions.
         """
         if layer not in self.layers:
             raise InputError(f"layer {layer} is not in the trace", f"one of {_span(self.layers)}")
+        self._need_positions()
         chosen = np.repeat(self.layer == layer, np.diff(self.offsets).astype(np.int64))
         rows: NDArray[np.uint16] = self.experts[chosen].reshape(-1, self.k)
         return rows
 
+    def _need_positions(self) -> None:
+        if bool((self.kind == UNION).any()):
+            raise InputError(
+                f"{self.source} holds unions of several positions: which position chose what is not known",
+                "passes of k experts",
+                "replay it or simulate caches over it; statistics of routing need one stream's own trace",
+            )
+
+    def selections(self, phase: str = "decode") -> Selections:
+        """Return the passes in order, as rows of k ids.
+
+        Args:
+            phase: ``decode``, ``prefill`` (the prompt alone) or ``all`` (the prompt, then the decode).
+
+        Raises:
+            InputError: no such phase, or no prompt in the trace, or unions among its records.
+        """
+        if phase not in PHASES:
+            raise InputError(f"no phase {phase!r}", "one of " + ", ".join(PHASES))
+        if phase != "decode" and self.prefill is None:
+            raise InputError(f"{self.source} has no prefill records", "a trace with its prompt, or phase decode")
+        parts = [part for part in (self.prefill, self) if part is not None]
+        parts = {"decode": [self], "prefill": parts[:1], "all": parts}[phase]
+        rows = []
+        for part in parts:
+            part._need_positions()  # noqa: SLF001  (a trace, as this one is)
+            passes = np.diff(part.offsets).astype(np.int64) // self.k
+            rows.append(np.repeat(np.searchsorted(self.layers, part.layer).astype(np.uint16), passes))
+        ids = [part.experts for part in parts]
+        return Selections(
+            ids=ids[0] if len(ids) == 1 else np.concatenate(ids),
+            row_layer=rows[0] if len(rows) == 1 else np.concatenate(rows),
+            layers=self.layers,
+            n_experts=self.n_experts,
+            k=self.k,
+            phase=phase,
+            order=ORDERS[self.order],
+            synthetic=self.synthetic,
+            source=self.source,
+        )
+
     def kind_counts(self) -> dict[str, int]:
-        """Return the iterations of each kind."""
-        firsts = self.kind[self.record_bounds()[:-1]]
-        return {name: int(np.count_nonzero(firsts == index)) for index, name in enumerate(KINDS)}
+        """Return the iterations of each kind; those that are no decode of one stream only where there are any."""
+        counts = np.bincount(self.kind[self.record_bounds()[:-1]], minlength=len(KINDS)).tolist()
+        return {name: counts[at] for at, name in enumerate(KINDS) if counts[at] or at <= SPEC_FALLBACK}
 
 
 def _span(values: Sequence[int]) -> str:
@@ -151,21 +207,23 @@ def _check_shape(
 
 def _check_widths(kind: NDArray[Any], offsets: NDArray[Any], k: int) -> None:
     widths = np.diff(offsets.astype(np.int64))
-    wanted = np.where(kind == SPEC_ACCEPT, 2 * k, k)
-    wrong = np.flatnonzero(widths != wanted)
+    wanted = np.where(kind == SPEC_ACCEPT, 2 * k, np.where(kind == BATCH, widths + -widths % k, k))
+    wrong = np.flatnonzero((widths != wanted) & (kind != UNION))
     if len(wrong):
         row = int(wrong[0])
         raise InputError(
             f"record {row} ({KINDS[int(kind[row])]}) names {widths[row]} experts",
-            f"{wanted[row]} (k is {k}; a spec_accept record holds two passes)",
+            f"{wanted[row]} (k is {k}; a spec_accept record holds two passes, a batch whole ones)",
         )
 
 
-def _check_passes(iteration: NDArray[Any], layer: NDArray[Any], kind: NDArray[Any]) -> None:
+def _check_passes(
+    iteration: NDArray[Any], layer: NDArray[Any], kind: NDArray[Any], layers: Sequence[int], *, whole: bool
+) -> None:
     """Every iteration is of one kind, and every layer has one record in it, or two in a fallback."""
     same = iteration[1:] == iteration[:-1]
     mixed = np.flatnonzero(same & (kind[1:] != kind[:-1]))
-    if len(mixed):
+    if len(mixed) and whole:
         raise InputError(f"iteration {int(iteration[mixed[0]])} mixes record kinds", "one kind for all its layers")
     pairs = iteration.astype(np.int64) << 16 | layer.astype(np.int64)
     found, first, counts = np.unique(pairs, return_index=True, return_counts=True)
@@ -177,17 +235,49 @@ def _check_passes(iteration: NDArray[Any], layer: NDArray[Any], kind: NDArray[An
             f"iteration {int(found[row]) >> 16} routes layer {int(found[row]) & 0xFFFF} {counts[row]} time(s)",
             f"{wanted[row]} (a spec_fallback has two records a layer, the other kinds one)",
         )
+    present = np.bincount(found >> 16)
+    lacking = np.flatnonzero(present < len(layers))
+    if whole and len(lacking):
+        here = set((found[found >> 16 == lacking[0]] & 0xFFFF).tolist())
+        absent = [one for one in layers if one not in here]
+        raise InputError(
+            f"iteration {lacking[0]} has no record of layer {absent[0]}"
+            + (f" and {len(absent) - 1} more" if len(absent) > 1 else ""),
+            f"every layer in every iteration: {len(layers)} layers, {_span(layers)}",
+        )
 
 
-def _check_ids(experts: NDArray[Any], k: int, n_experts: int) -> None:
+def _check_ids(experts: NDArray[Any], owner: NDArray[Any] | None, k: int, n_experts: int) -> None:
+    """Ids are in range, and no pass names one twice; ``owner`` is the pass of each id, where it is not i // k."""
     if int(experts.max()) >= n_experts:
         raise InputError(
             f"the trace names expert {int(experts.max())}", f"ids below {n_experts}, the experts per layer"
         )
-    rows = np.sort(experts.reshape(-1, k), axis=1)
-    repeated = np.flatnonzero((rows[:, 1:] == rows[:, :-1]).any(axis=1))
+    if owner is None:
+        rows = np.sort(experts.reshape(-1, k), axis=1)
+        repeated = np.flatnonzero((rows[:, 1:] == rows[:, :-1]).any(axis=1))
+    else:
+        keyed = np.sort(owner << 16 | experts)
+        repeated = keyed[1:][keyed[1:] == keyed[:-1]] >> 16
     if len(repeated):
         raise InputError(f"pass {int(repeated[0])} of the trace names an expert twice", f"{k} distinct ids a pass")
+
+
+def _owners(kind: NDArray[Any], offsets: NDArray[Any], k: int) -> NDArray[np.int64] | None:
+    """Return the pass of each id, a union being one pass; None where every pass has k ids, the i-th's being i // k."""
+    union = kind == UNION
+    if not union.any():
+        return None
+    widths = np.diff(offsets.astype(np.int64))
+    sizes = np.repeat(np.where(union, widths, k), np.where(union, 1, widths // k))
+    return np.repeat(np.arange(len(sizes), dtype=np.int64), sizes)
+
+
+def _ascending(experts: NDArray[Any], owner: NDArray[Any] | None, k: int) -> bool:
+    if owner is None:
+        rows = experts.reshape(-1, k)
+        return bool((rows[:, 1:] > rows[:, :-1]).all())
+    return bool((experts[1:] > experts[:-1])[owner[1:] == owner[:-1]].all())
 
 
 def _fingerprint(layers: Sequence[int], n_experts: int, k: int, columns: Sequence[NDArray[Any]]) -> str:
@@ -210,7 +300,12 @@ def make_trace(  # noqa: PLR0913  (a trace has these parts; they are given by ke
     source: str,
     layers: Sequence[int] | None = None,
     warnings: Sequence[str] = (),
+    findings: Sequence[TraceFinding] = (),
+    order: str | None = None,
+    expert_bytes: Sequence[int] = (),
+    accepted_tokens: int | None = None,
     prefill: Trace | None = None,
+    whole: bool = True,
 ) -> Trace:
     """Return a validated trace; every rule of the module's docstring is checked.
 
@@ -224,9 +319,14 @@ def make_trace(  # noqa: PLR0913  (a trace has these parts; they are given by ke
         k: ids a pass.
         synthetic: made by a generator.
         source: where the trace comes from.
-        layers: the layers of the model, where some may be missing from the records; default: those seen.
+        layers: the layers of the model; default: those seen.
         warnings: sentences about what was left out.
+        findings: what the checks found.
+        order: a key of ``ORDERS``; default: seen from the ids.
+        expert_bytes: the size of one expert of each layer.
+        accepted_tokens: of merged streams; default: counted from the kinds.
         prefill: the prompt's own trace.
+        whole: every layer is in every iteration, all of one kind; a prompt's may be pruned.
 
     Raises:
         InputError: a rule does not hold; the message names the record, iteration or layer.
@@ -240,12 +340,13 @@ def make_trace(  # noqa: PLR0913  (a trace has these parts; they are given by ke
     ids = _column(experts, np.uint16, "expert column", _MAX_EXPERTS - 1)
     _check_shape(iterations, layer_column, kinds, bounds, len(ids))
     _check_widths(kinds, bounds, k)
-    _check_passes(iterations, layer_column, kinds)
-    _check_ids(ids, k, n_experts)
     seen = np.unique(layer_column).tolist()
     known = tuple(sorted(set(layers))) if layers is not None else tuple(seen)
     if not set(seen) <= set(known):
         raise InputError(f"the trace routes layer {min(set(seen) - set(known))}", f"one of the layers {_span(known)}")
+    _check_passes(iterations, layer_column, kinds, known, whole=whole)
+    owner = _owners(kinds, bounds, k)
+    _check_ids(ids, owner, k, n_experts)
     n_iterations = int(iterations[-1]) + 1
     firsts = np.searchsorted(iterations, np.arange(n_iterations))
     return Trace(
@@ -258,10 +359,13 @@ def make_trace(  # noqa: PLR0913  (a trace has these parts; they are given by ke
         n_experts=n_experts,
         k=k,
         n_iterations=n_iterations,
-        accepted_tokens=n_iterations + int(np.count_nonzero(kinds[firsts] == SPEC_ACCEPT)),
+        accepted_tokens=accepted_tokens or n_iterations + int(np.count_nonzero(kinds[firsts] == SPEC_ACCEPT)),
         synthetic=synthetic,
         source=source,
         fingerprint=_fingerprint(known, n_experts, k, (iterations, layer_column, kinds, bounds, ids)),
+        order=order or ("id" if _ascending(ids, owner, k) else "issued"),
         warnings=tuple(warnings),
+        findings=tuple(findings),
+        expert_bytes=tuple(expert_bytes),
         prefill=prefill,
     )

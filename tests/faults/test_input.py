@@ -14,7 +14,7 @@ from pytest_moetier.errors import InputError
 from pytest_moetier.plan import build_plan, read_plan, write_plan
 from pytest_moetier.pool.opened import open_pool
 from pytest_moetier.replayer import Replayer, ReplayOptions
-from pytest_moetier.trace.formats import write_trace
+from pytest_moetier.trace.write import write_trace
 from pytest_moetier.trace.load import load_trace
 from pytest_moetier.trace.synth import synth_trace
 

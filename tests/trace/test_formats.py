@@ -14,10 +14,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_moetier.errors import InputError
-from pytest_moetier.trace.formats import READERS, write_trace
+from pytest_moetier.trace.formats import READERS
 from pytest_moetier.trace.load import load_trace
 from pytest_moetier.trace.records import Trace
+from pytest_moetier.trace.source import Source
 from pytest_moetier.trace.synth import synth_trace
+from pytest_moetier.trace.write import write_trace
 
 FIXTURES = Path(__file__).parents[2] / "fixtures" / "traces"
 RECORDED = Path(os.environ.get("MOETIER_TRACES", "MOETIER_TRACES-is-not-set")) / "olmoe-moevm-lab"
@@ -164,8 +166,8 @@ def test_a_missing_file_an_unknown_format_and_a_damaged_gzip_are_refused(tmp_pat
 
 def test_each_reader_recognises_its_own_files_alone() -> None:
     for name, file in (("moetier", "speculative.jsonl"), ("moevm-lab", "moevm-lab.jsonl")):
-        first = json.loads((FIXTURES / file).read_text().splitlines()[0])
-        assert [one.name for one in READERS.values() if one.sniff(first)] == [name]
+        source = Source(FIXTURES / file)
+        assert [one.name for one in READERS.values() if one.sniff(source)] == [name]
 
 
 @pytest.mark.skipif(not RECORDED.is_dir(), reason=f"no recorded OLMoE traces at {RECORDED}")

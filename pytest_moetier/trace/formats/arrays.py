@@ -1,0 +1,1 @@
+"""Binary formats: numpy arrays and dumps of pairs and records."""

@@ -1,0 +1,1 @@
+"""Other JSON lines and JSON documents of engines."""

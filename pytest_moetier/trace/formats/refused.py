@@ -1,0 +1,1 @@
+"""Formats that name no selections, which cannot be replayed: recognised, and refused with that reason."""

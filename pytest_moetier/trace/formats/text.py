@@ -1,0 +1,1 @@
+"""Text formats: CSV, log lines, engine text."""

@@ -1,0 +1,308 @@
+"""The canonical parser: untyped rows become a typed, validated ``Trace`` (paper section 2, "A canonical trace parser").
+
+Two steps, with the checks between them. ``arrange`` finds k, tells decode from prefill, and brings rows into the order
+of iterations. ``parse`` reconstructs each decode record's type and validates it:
+
+- every layer has one record of k ids: ``normal``;
+- every layer has one record of 2k ids: ``spec_accept``;
+- every layer has two records of k ids: ``spec_fallback``;
+- anything else breaks the rules, and the message names the line.
+
+An iteration in which every layer has 2k ids can only be told from one of a model with twice the k when k is stated, or
+when another iteration shows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pytest_moetier.errors import InputError
+from pytest_moetier.trace.records import BATCH, NORMAL, SPEC_ACCEPT, SPEC_FALLBACK, UNION, Trace, make_trace
+from pytest_moetier.trace.rows import DECODE, FALLING_WEIGHTS, PREFILL, UNKNOWN, Hints, Rows
+
+I64 = NDArray[np.int64]
+
+_FITTING = 0.9
+"""The share of rows whose width has to be whole passes of the k that is inferred; the rest is for the checks."""
+
+
+def arrange(rows: Rows, hints: Hints) -> Rows:
+    """Return the rows with k known, each one's phase told, in the order of iterations, prefill first.
+
+    ``key`` becomes the iteration's number within its phase, from 0. A last iteration that lacks records, as of a file
+    that ends early, is left out with a warning.
+
+    Raises:
+        InputError: no row at all, or no k that fits.
+    """
+    if not rows.n:
+        raise InputError("the file holds no record", "at least one decode iteration")
+    k, said = _find_k(rows, hints)
+    warnings = [*rows.about.warnings, *said]
+    rows = replace(rows, about=replace(rows.about, k=k), key=_iterations(rows))
+    rows = replace(rows, phase=_phases(rows, k))
+    rows = _ordered(rows)
+    rows, lost = _without_cut_tail(rows)
+    return replace(rows, about=replace(rows.about, warnings=tuple(warnings + lost)))
+
+
+def parse(rows: Rows, hints: Hints, *, raw: bool = False) -> Trace:
+    """Return the typed trace of arranged rows.
+
+    Args:
+        rows: as ``arrange`` returns them.
+        hints: what the user knows.
+        raw: rows of prompts alone become the trace itself, as batches.
+
+    Raises:
+        InputError: a rule of the module's docstring, or of ``make_trace``, is broken.
+    """
+    decode, prefill = rows.take(rows.phase == DECODE), rows.take(rows.phase == PREFILL)
+    if raw and not decode.n:
+        decode, prefill = prefill, decode
+    elif not decode.n:
+        raise InputError("it holds no decode record", "decode records: prefill alone is no iteration to replay")
+    n_experts, said = _find_n_experts(rows, hints)
+    about = rows.about
+    layers = about.layers or tuple(np.unique(rows.layer).tolist())
+    kinds = _types(decode) if decode.phase[0] == DECODE else _batches(decode)
+    before = _trace(prefill, _batches(prefill), n_experts, layers, (), None) if prefill.n else None
+    trace = _trace(decode, kinds, n_experts, layers, (*about.warnings, *said), before)
+    return _checked_request(trace, hints.requested_tokens or about.requested_tokens, cut=about.cut)
+
+
+def _find_k(rows: Rows, hints: Hints) -> tuple[int, list[str]]:
+    stated = rows.about.k
+    if stated is not None and hints.k is not None and stated != hints.k:
+        raise InputError(f"k is {stated} in the file", f"{hints.k} as asked for")
+    if known := stated or hints.k:
+        return known, []
+    free = (rows.kind == UNKNOWN) | (rows.kind < BATCH)
+    single = rows.width[free & (rows.phase == DECODE)]
+    if not len(single):
+        single = rows.width[free & (rows.phase != PREFILL)]
+    widths = Counter((single if len(single) else rows.width[rows.kind != UNION]).tolist())
+    if not widths:
+        raise InputError("every record is a union of several positions", "k, which unions do not show", "--k K")
+    least = min(widths)
+    fitting = sum(count for width, count in widths.items() if not width % least)
+    if fitting >= _FITTING * widths.total():
+        return least, []
+    common = gcd(*widths)
+    shown = ", ".join(map(str, sorted(widths)[:6])) + (", ..." if len(widths) > 6 else "")
+    if common > 1:
+        return common, [f"k is taken as {common}, the common divisor of the records' widths ({shown}); --k states it"]
+    raise InputError(
+        f"records name {shown} experts: k varies",
+        "records of k experts each, or whole multiples of k",
+        "--k K where it is known; routers that choose a varying number of experts are not read",
+    )
+
+
+def _find_n_experts(rows: Rows, hints: Hints) -> tuple[int, list[str]]:
+    stated = rows.about.n_experts
+    if stated is not None and hints.n_experts is not None and stated != hints.n_experts:
+        raise InputError(f"n_experts is {stated} in the file", f"{hints.n_experts} as asked for")
+    if known := stated or hints.n_experts:
+        return known, []
+    highest = int(rows.ids.max()) + 1
+    return highest, [f"the file does not state the experts per layer; {highest} is its highest id + 1"]
+
+
+def _iterations(rows: Rows) -> I64:
+    """Return the key of each row's iteration; where the format has none, a layer that does not rise begins one."""
+    if (rows.key >= 0).all():
+        return rows.key
+    begins = np.concatenate([[False], np.diff(rows.layer) <= 0])
+    return np.cumsum(begins).astype(np.int64)
+
+
+def _phases(rows: Rows, k: int) -> NDArray[np.uint8]:
+    """Return each row's phase; where the format does not tell, an iteration with more than a pass's ids is prefill."""
+    unknown = rows.phase == UNKNOWN
+    if not unknown.any():
+        return rows.phase
+    wide = (rows.width > k) & ~((rows.width == 2 * k) & rows.about.speculative)
+    wide |= (rows.kind == BATCH) | (rows.kind == UNION)
+    keys, group = np.unique(rows.key, return_inverse=True)
+    prefill = np.zeros(len(keys), dtype=bool)
+    prefill[group[wide & unknown]] = True
+    return np.where(unknown, np.where(prefill[group], PREFILL, DECODE), rows.phase).astype(np.uint8)
+
+
+def _ordered(rows: Rows) -> Rows:
+    """Number iterations by first appearance within their phase, and bring rows into that order, prefill first."""
+    composite = np.unique(rows.key, return_inverse=True)[1] * 2 + (rows.phase == DECODE)
+    groups, first, group = np.unique(composite, return_index=True, return_inverse=True)
+    is_decode = (groups & 1).astype(bool)
+    order = np.lexsort((first, is_decode))
+    n_prefill = int(np.count_nonzero(~is_decode))
+    rank = np.empty(len(groups), dtype=np.int64)
+    rank[order] = np.arange(len(groups))
+    place = rank[group]
+    key = np.where(rows.phase == DECODE, place - n_prefill, place)
+    if bool((np.diff(place) >= 0).all()):
+        return replace(rows, key=key)
+    return replace(rows, key=key).take(np.argsort(place, kind="stable"))
+
+
+class _Groups(NamedTuple):
+    """Per iteration of one phase: its first row, its rows, its layers, and the fewest and most records of a layer."""
+
+    first: I64
+    rows: I64
+    layers: I64
+    least: I64
+    most: I64
+
+
+def _groups(rows: Rows) -> _Groups:
+    pairs, counts = np.unique(rows.key << 16 | rows.layer, return_counts=True)
+    owner = pairs >> 16
+    starts = np.flatnonzero(np.concatenate([[True], np.diff(owner) > 0]))
+    first = np.flatnonzero(np.concatenate([[True], np.diff(rows.key) > 0]))
+    return _Groups(
+        first=first,
+        rows=np.diff(np.concatenate([first, [rows.n]])),
+        layers=np.diff(np.concatenate([starts, [len(pairs)]])),
+        least=np.minimum.reduceat(counts, starts),
+        most=np.maximum.reduceat(counts, starts),
+    )
+
+
+def _without_cut_tail(rows: Rows) -> tuple[Rows, list[str]]:
+    """Leave out a last decode iteration that lacks records, and say what a file that ends early has kept."""
+    about, decode = rows.about, rows.phase == DECODE
+    held = int(np.count_nonzero(decode))
+    short = about.records is not None and held < about.records
+    if not held:
+        return rows, []
+    groups = _groups(rows.take(decode))
+    last = len(groups.rows) - 1
+    wanted = len(about.layers) if about.layers else int(groups.layers.max())
+    fallback = int(groups.most[last]) == 2 or int(rows.kind[-1]) == SPEC_FALLBACK
+    whole = int(groups.layers[last]) == wanted and int(groups.least[last]) == (2 if fallback else 1)
+    if whole and not (about.cut or short):
+        return rows, []
+    said = []
+    if short and not about.cut and about.records is not None:
+        end = int(rows.line.max())
+        said.append(f"the file ends after {about.place} {end}, {about.records - held} decode records early")
+    if whole:
+        return rows, [*said, f"all {held} decode records before it were kept: {last + 1} whole iterations"]
+    seen = int(groups.rows[last])
+    kept = rows.take(~(decode & (rows.key == last)))
+    said.append(
+        f"the last decode iteration has {seen} of {wanted * (2 if fallback else 1)} records and was left out; "
+        f"{held - seen} records were kept: {last} whole iterations"
+    )
+    return kept, said
+
+
+def _types(rows: Rows) -> NDArray[np.uint8]:
+    """Return the type of each decode row: as stated, or reconstructed by iteration."""
+    if not (rows.kind == UNKNOWN).any():
+        return rows.kind
+    k = rows.about.k or 0
+    groups = _groups(rows)
+    width_least = np.minimum.reduceat(rows.width, groups.first)
+    width_most = np.maximum.reduceat(rows.width, groups.first)
+    kinds = np.full(len(groups.first), UNKNOWN, dtype=np.uint8)
+    single = (width_least == k) & (width_most == k)
+    kinds[single & (groups.most == 1)] = NORMAL
+    if rows.about.speculative:
+        kinds[single & (groups.least == 2) & (groups.most == 2)] = SPEC_FALLBACK
+        kinds[(width_least == 2 * k) & (width_most == 2 * k) & (groups.most == 1)] = SPEC_ACCEPT
+    wrong = np.flatnonzero(kinds == UNKNOWN)
+    if len(wrong):
+        raise _untypable(rows, groups, int(wrong[0]), k)
+    return np.where(rows.kind == UNKNOWN, np.repeat(kinds, groups.rows), rows.kind).astype(np.uint8)
+
+
+def _untypable(rows: Rows, groups: _Groups, at: int, k: int) -> InputError:
+    begin = int(groups.first[at])
+    part = slice(begin, begin + int(groups.rows[at]))
+    widths, layers = rows.width[part], rows.layer[part]
+    odd = np.flatnonzero((widths != k) & (widths != 2 * k))
+    place = rows.about.place
+    if len(odd):
+        row = begin + int(odd[0])
+        return InputError(
+            f"{place} {rows.line[row]}: layer {rows.layer[row]} names {rows.width[row]} experts",
+            f"{k} (k), or whole multiples of it",
+            "--k K where k is known",
+        )
+    most, count = Counter(layers.tolist()).most_common(1)[0]
+    return InputError(
+        f"decode iteration {at}, from {place} {rows.line[begin]}: layer {most} has {count} record(s) of {k} to "
+        f"{widths.max()} ids, of {len(widths)} records for {len(set(layers.tolist()))} layers",
+        f"one of {k} ids for every layer" + (f", or one of {2 * k}, or two of {k}" if rows.about.speculative else ""),
+    )
+
+
+def _batches(rows: Rows) -> NDArray[np.uint8]:
+    """Return the kind of each prompt row: one position at a time is normal, several in one call a batch."""
+    if not rows.n:
+        return rows.kind
+    k = rows.about.k or 0
+    groups = _groups(rows)
+    several = (np.maximum.reduceat(rows.width, groups.first) != k) | (groups.most > 1)
+    kinds = np.repeat(np.where(several, BATCH, NORMAL), groups.rows)
+    return np.where(rows.kind == UNKNOWN, kinds, rows.kind).astype(np.uint8)
+
+
+def _trace(
+    rows: Rows,
+    kinds: NDArray[np.uint8],
+    n_experts: int,
+    layers: tuple[int, ...],
+    warnings: tuple[str, ...],
+    prefill: Trace | None,
+) -> Trace:
+    about = rows.about
+    scored = bool((rows.flags & FALLING_WEIGHTS).all())
+    sizes = about.expert_bytes
+    try:
+        return make_trace(
+            iteration=rows.key,
+            layer=rows.layer,
+            kind=kinds,
+            offsets=rows.offsets,
+            experts=rows.ids,
+            n_experts=n_experts,
+            k=about.k or 0,
+            synthetic=about.synthetic,
+            source=about.source,
+            layers=layers,
+            warnings=warnings,
+            order=about.order or ("score" if scored else None),
+            expert_bytes=[sizes[layer] for layer in layers] if set(layers) <= set(sizes) else (),
+            accepted_tokens=about.accepted_tokens if rows.phase[0] == DECODE else None,
+            prefill=prefill,
+            whole=rows.phase[0] == DECODE,
+        )
+    except InputError as error:
+        if rows.phase[0] == DECODE:
+            raise
+        raise InputError(f"in the prefill, {error.seen}", error.expected, error.do) from error
+
+
+def _checked_request(trace: Trace, requested: int | None, *, cut: bool) -> Trace:
+    """Hold the accepted tokens against what the engine was asked for: it accepts one token fewer in decode."""
+    if requested is None or trace.accepted_tokens == requested - 1:
+        return trace
+    counts = ", ".join(f"{count} {name}" for name, count in trace.kind_counts().items())
+    seen = f"{trace.accepted_tokens} accepted tokens in {trace.n_iterations} iterations ({counts})"
+    if trace.accepted_tokens > requested - 1:
+        raise InputError(
+            seen, f"at most {requested - 1}, one fewer than the {requested} requested", "--k K, or another --requested"
+        )
+    why = "the file is cut off" if cut else "the generation ended early, or records are missing"
+    said = f"{seen}, {requested - 1 - trace.accepted_tokens} fewer than requested - 1 = {requested - 1}: {why}"
+    return replace(trace, warnings=(*trace.warnings, said))

@@ -1,0 +1,242 @@
+"""A trace file's content as a stream: plain, gzip or zstd, in blocks of whole lines, never the file at once."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import stat
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from functools import cached_property
+from pathlib import Path
+from typing import BinaryIO, cast
+
+import orjson
+
+from pytest_moetier.errors import InputError
+
+BLOCK_BYTES = 1 << 20
+MAX_LINE_BYTES = 64 << 20
+MAX_DOCUMENT_BYTES = 1 << 30
+HEAD_BYTES = 1 << 18
+
+_BOM = b"\xef\xbb\xbf"
+_GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
+_OTHER = {b"BZh": "bunzip2", b"\xfd7zXZ\x00": "unxz", b"\x04\x22\x4d\x18": "unlz4", b"7z\xbc\xaf": "7z x"}
+_HEAD_LINES = 64
+
+
+class Source:
+    """One trace file, opened anew for each walk over it.
+
+    Attributes:
+        path: the file.
+        warnings: sentences about what could not be read; grows while it is read.
+        cut: the compressed stream, or the last line, turned out to end early.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Look at the file's first bytes.
+
+        Raises:
+            InputError: no plain file that may be read, an empty one, or a compression that is not read here.
+        """
+        self.path = path
+        self.warnings: list[str] = []
+        self.cut = False
+        try:
+            mode = path.stat().st_mode
+            if not stat.S_ISREG(mode):
+                kind = "a directory" if stat.S_ISDIR(mode) else "no plain file"
+                raise InputError(f"trace {path}: it is {kind}", "a plain file", f"ls -l {path}")
+            with path.open("rb") as file:
+                self._magic = file.read(8)
+        except OSError as error:
+            raise InputError(f"trace {path}: {error.strerror}", "a trace file that may be read") from error
+        for magic, command in _OTHER.items():
+            if self._magic.startswith(magic):
+                raise InputError(
+                    f"{path} is compressed in a way that is not read here",
+                    "a plain, gzip or zstd file",
+                    f"{command} {path}",
+                )
+        self.head = self._head()
+        if not self.head.strip():
+            raise InputError(f"{path} holds no record: it is empty", "a trace")
+
+    def refuse(self, place: int, seen: str, expected: str, do: str = "", *, unit: str = "line") -> InputError:
+        """Return the error that names the file and the line (or record) in it."""
+        return InputError(f"{self.path}, {unit} {place}: {seen}", expected, do)
+
+    def _head(self) -> bytes:
+        held = b""
+        for block in self._content():
+            held += block
+            if len(held) >= HEAD_BYTES:
+                break
+        self.cut, self.warnings = False, []
+        return held[:HEAD_BYTES].removeprefix(_BOM)
+
+    @property
+    def compressed(self) -> bool:
+        """Whether the content has to be unpacked first."""
+        return self._magic.startswith((_GZIP, _ZSTD))
+
+    @cached_property
+    def head_lines(self) -> tuple[bytes, ...]:
+        """The first lines that are not blank, without their ends; one that goes on beyond the head is left out."""
+        lines = self.head.split(b"\n")
+        if len(self.head) == HEAD_BYTES:
+            lines = lines[:-1]
+        return tuple(line.strip() for line in lines if line.strip())[:_HEAD_LINES]
+
+    @cached_property
+    def first(self) -> Mapping[str, object]:
+        """The first line as a JSON object; empty when it is none."""
+        return self.objects[0] if self.objects else {}
+
+    @cached_property
+    def objects(self) -> tuple[Mapping[str, object], ...]:
+        """The first lines as JSON objects, up to the first line that is none."""
+        found: list[Mapping[str, object]] = []
+        for line in self.head_lines:
+            try:
+                row = orjson.loads(line)
+            except orjson.JSONDecodeError:
+                break
+            if not isinstance(row, dict):
+                break
+            found.append(row)
+        return tuple(found)
+
+    def blocks(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (number of the first line, block of whole lines); only the last block may lack its last line's end.
+
+        Raises:
+            InputError: a line is longer than 64 MiB, or the compressed stream is damaged.
+        """
+        number, parts, held = 1, [], 0
+        first = True
+        for piece in self._content():
+            data = piece.removeprefix(_BOM) if first else piece
+            first = False
+            end = data.rfind(b"\n") + 1
+            if not end:
+                parts.append(data)
+                held += len(data)
+                if held > MAX_LINE_BYTES:
+                    raise self.refuse(
+                        number,
+                        f"longer than {MAX_LINE_BYTES >> 20} MiB",
+                        "one record a line",
+                        f"head -c 200 {self.path}",
+                    )
+                continue
+            block = b"".join([*parts, data[:end]])
+            yield number, block
+            number += block.count(b"\n")
+            parts, held = [data[end:]], len(data) - end
+        rest = b"".join(parts)
+        if rest.strip():
+            yield number, rest
+
+    def lines(self) -> Iterator[tuple[int, bytes]]:
+        """Yield (number from 1, line without its end) of every line that is not blank."""
+        for first, block in self.blocks():
+            for number, line in enumerate(block.split(b"\n"), first):
+                if text := line.strip():
+                    yield number, text
+
+    def text_lines(self) -> Iterator[tuple[int, str]]:
+        """Yield ``lines`` as text.
+
+        Raises:
+            InputError: a line is no UTF-8; the message names it.
+        """
+        for number, line in self.lines():
+            try:
+                yield number, line.decode()
+            except UnicodeDecodeError as error:
+                raise self.refuse(number, f"no UTF-8 at byte {error.start} of the line", "UTF-8 text") from error
+
+    def document(self) -> object:
+        """Return the whole file as one JSON document; for formats that are one.
+
+        Raises:
+            InputError: it is no JSON, or larger than 1 GiB.
+        """
+        data = bytearray()
+        for piece in self._content():
+            data += piece
+            if len(data) > MAX_DOCUMENT_BYTES:
+                raise InputError(
+                    f"{self.path} is one JSON document of more than {MAX_DOCUMENT_BYTES >> 30} GiB",
+                    "a smaller one",
+                    "write one record a line instead: such a file is read in pieces",
+                )
+        try:
+            return orjson.loads(data.removeprefix(_BOM))
+        except orjson.JSONDecodeError as error:
+            raise InputError(f"{self.path} is no JSON document ({error})", "a whole JSON document") from error
+
+    def binary(self) -> bytes:
+        """Return the whole content; for binary formats, whose arrays are views of it."""
+        if self.compressed:
+            return b"".join(self._content())
+        return self.path.read_bytes()
+
+    def cut_line(self, number: int) -> None:
+        """Note that the last line ends early."""
+        self.cut = True
+        self.warnings.append(f"line {number} is cut off and was left out")
+
+    def _content(self) -> Iterator[bytes]:
+        if self._magic.startswith(_GZIP):
+            return self._unpacked("gzip")
+        return self._unpacked("zstd") if self._magic.startswith(_ZSTD) else self._plain()
+
+    def _plain(self) -> Iterator[bytes]:
+        with self.path.open("rb", buffering=0) as file:
+            while piece := file.read(BLOCK_BYTES):
+                yield piece
+
+    def _unpacked(self, kind: str) -> Iterator[bytes]:
+        done = 0
+        errors: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error)
+        with ExitStack() as stack:
+            if kind == "gzip":
+                file: BinaryIO = cast("BinaryIO", stack.enter_context(gzip.open(self.path, "rb")))
+            else:
+                file, zstd_error = _zstd(self.path, stack)
+                errors = (zstd_error,)
+            try:
+                while piece := file.read1(BLOCK_BYTES) if kind == "gzip" else file.read(BLOCK_BYTES):  # type: ignore[attr-defined]
+                    done += len(piece)
+                    yield piece
+            except EOFError:
+                self.cut = True
+                self.warnings.append(f"the {kind} stream ends early, after {done} bytes of text")
+            except errors as error:
+                raise InputError(f"{self.path} is damaged: {error}", f"a whole {kind} file") from error
+
+
+def _zstd(path: Path, stack: ExitStack) -> tuple[BinaryIO, type[Exception]]:
+    try:
+        import zstandard  # noqa: PLC0415  (an extra)
+    except ImportError as error:
+        raise InputError(
+            f"{path} is compressed with zstd", "the extra that reads it", "pip install 'pytest-moetier[zstd]'"
+        ) from error
+    raw = stack.enter_context(path.open("rb"))
+    reader = zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(raw, read_across_frames=True)
+    return cast("BinaryIO", stack.enter_context(reader)), zstandard.ZstdError
+
+
+def json_error(line: bytes, error: Exception) -> str:
+    """Return what is wrong with a line that is no JSON; Python's own parser knows NaN and Infinity, which JSON does not."""
+    try:
+        json.loads(line)
+    except ValueError:
+        return f"no JSON ({error})"
+    return "NaN or Infinity, which JSON does not have"
