@@ -1,3 +1,8 @@
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
 def scan_jsonl(
     data: bytes | bytearray | memoryview,
     start: int,
@@ -6,3 +11,11 @@ def scan_jsonl(
     phases: tuple[tuple[str, int], ...],
     kinds: tuple[tuple[str, int], ...],
 ) -> tuple[int, int, bytes, bytes, bytes, bytes, bytes, bytes, bytes, bytes]: ...
+def locality(
+    ids: npt.NDArray[np.integer[Any]],
+    row_layer: npt.NDArray[np.uint16] | None,
+    first_row: int,
+    k: int,
+    experts: npt.NDArray[np.uint64],
+    sums: npt.NDArray[np.uint64],
+) -> int: ...

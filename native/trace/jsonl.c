@@ -129,9 +129,10 @@ static const uint8_t *skip_number(const uint8_t *at, const uint8_t *end)
     if (!at || at == end || (*at != 'e' && *at != 'E'))
         return at;
     at++;
-    if (at < end && (*at == '+' || *at == '-'))
+    bool tiny = at < end && *at == '-';
+    if (tiny || (at < end && *at == '+'))
         at++;
-    return past_digits(at, end, 2);
+    return past_digits(at, end, tiny ? 3 : 2);
 }
 
 static const uint8_t *skip_value(const uint8_t *at, const uint8_t *end, int depth);
@@ -315,7 +316,7 @@ static const uint8_t *take_decimal(const uint8_t *at, const uint8_t *end, struct
         for (at++; at < after && is_digit(*at); at++, number->exponent--)
             if (!put_digit(number, *at))
                 return NULL;
-    if (after - at >= 2) { // the e of an exponent of one or two digits
+    if (after - at >= 2) { // the e of an exponent of one to three digits
         bool minus = *++at == '-';
         int exponent = 0;
         for (at += *at == '-' || *at == '+'; at < after; at++)

@@ -80,8 +80,13 @@ INLINE void add_eight(struct tally *tally, const uint64_t *word, uint64_t *sums)
         move_out(tally, sums);
 }
 
-static void finish(struct tally *tally, uint64_t *sums)
+/* Add the words that make no eight, and move out all that is counted. */
+static void finish(struct tally *tally, uint64_t *word, size_t n_words, uint64_t *sums)
 {
+    if (n_words) {
+        memset(word + n_words, 0, (8 - n_words) * sizeof *word);
+        add_eight(tally, word, sums);
+    }
     move_out(tally, sums);
     for (int d = 0; d < DISTANCES; d++)
         sums[d] += (tally->ones >> d & 1) + 2 * (tally->twos >> d & 1) + 4 * (tally->fours >> d & 1);
@@ -138,11 +143,7 @@ INLINE int take(const struct table *table, const struct rows *rows, size_t layer
             }
         }
     }
-    while (n_words && n_words < 8)
-        word[n_words++] = 0;
-    if (n_words)
-        add_eight(&tally, word, sums);
-    finish(&tally, sums);
+    finish(&tally, word, n_words, sums);
     for (int bin = 0; bin < GAPS; bin++)
         sums[ALL + bin] += gaps[0][bin] + gaps[1][bin];
     sums[PASSES] = pass;

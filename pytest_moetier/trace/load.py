@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 from pytest_moetier.errors import InputError
 from pytest_moetier.trace import checks, parser
-from pytest_moetier.trace.formats import READERS
+from pytest_moetier.trace.formats import READERS, arrays
 from pytest_moetier.trace.formats.registry import Reader
-from pytest_moetier.trace.records import Trace
+from pytest_moetier.trace.records import ORDERS, Trace
 from pytest_moetier.trace.rows import Hints
+from pytest_moetier.trace.selections import Selections
 from pytest_moetier.trace.source import Source
+
+IN_PLACE_BYTES = 64 << 20
+"""From this size on, statistics use a plain ``.npy`` in place."""
 
 _NEXT = "`moetier trace formats` lists what is read; `moetier trace synth PRESET FILE` writes a trace to try with"
 
@@ -51,7 +56,7 @@ def load_trace(  # noqa: PLR0913  (what a user may know of a file, by keyword)
 
 
 def load_traces(
-    paths: Sequence[Path | str], *, raw: bool = False, policy: Mapping[str, str] | None = None, **known: int | None
+    paths: Sequence[Path | str], *, raw: bool = False, policy: Mapping[str, str] | None = None, **known: Any  # noqa: ANN401
 ) -> list[Trace]:
     """Return the traces in several files, also checked against each other; ``known`` are ``load_trace``'s keywords.
 
@@ -60,6 +65,56 @@ def load_traces(
     """
     traces = [load_trace(path, raw=raw, policy=policy, **known) for path in paths]
     return checks.check_together(traces, checks.chosen(policy or {}, raw=raw))[0]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedSelections:
+    """A file's passes, and what has to be said of them."""
+
+    selections: Selections
+    warnings: tuple[str, ...]
+
+
+def load_selections(
+    paths: Sequence[Path | str],
+    phase: str = "decode",
+    **known: Any,  # noqa: ANN401  (``load_trace``'s keywords)
+) -> list[LoadedSelections]:
+    """Return the passes in several files, for statistics; a large plain ``.npy`` is used in place, without a copy.
+
+    Raises:
+        InputError: as ``load_trace``, or the trace has no such phase.
+    """
+    in_place = {at: one for at, path in enumerate(paths) if (one := _in_place(Path(path), phase, known))}
+    others = load_traces([path for at, path in enumerate(paths) if at not in in_place], **known)
+    loaded = iter([LoadedSelections(one.selections(phase), one.warnings) for one in others])
+    return [in_place[at] if at in in_place else next(loaded) for at in range(len(paths))]
+
+
+def _in_place(path: Path, phase: str, known: Mapping[str, Any]) -> LoadedSelections | None:
+    if path.suffix != ".npy" or phase != "decode" or not path.is_file() or path.stat().st_size < IN_PLACE_BYTES:
+        return None
+    ids = arrays.open_array(Source(path))
+    if ids is None:
+        return None
+    _, layers, k = ids.shape
+    flat = ids.reshape(-1)
+    n_experts = known.get("n_experts") or int(flat.max()) + 1
+    said = ["the array is used in place: only ids out of range and repeated within a pass are checked"]
+    if not known.get("n_experts"):
+        said.append(f"the file does not state the experts per layer; {n_experts} is its highest id + 1")
+    selections = Selections(
+        ids=flat,
+        row_layer=None,
+        layers=tuple(range(layers)),
+        n_experts=n_experts,
+        k=k,
+        phase=phase,
+        order=ORDERS["issued"],
+        synthetic=False,
+        source=f"numpy array {path.name}",
+    )
+    return LoadedSelections(selections, tuple(said))
 
 
 def _load(source: Source, format: str | None, hints: Hints, policy: checks.Policy, *, raw: bool) -> Trace:  # noqa: A002

@@ -45,7 +45,8 @@ def arrange(rows: Rows, hints: Hints) -> Rows:
         raise InputError("the file holds no record", "at least one decode iteration")
     k, said = _find_k(rows, hints)
     warnings = [*rows.about.warnings, *said]
-    rows = replace(rows, about=replace(rows.about, k=k), key=_iterations(rows))
+    n_experts = _agreed("n_experts", rows.about.n_experts, hints.n_experts)
+    rows = replace(rows, about=replace(rows.about, k=k, n_experts=n_experts), key=_iterations(rows))
     rows = replace(rows, phase=_phases(rows, k))
     rows = _ordered(rows)
     rows, lost = _without_cut_tail(rows)
@@ -63,25 +64,35 @@ def parse(rows: Rows, hints: Hints, *, raw: bool = False) -> Trace:
     Raises:
         InputError: a rule of the module's docstring, or of ``make_trace``, is broken.
     """
+    rows = _described(rows)
     decode, prefill = rows.take(rows.phase == DECODE), rows.take(rows.phase == PREFILL)
     if raw and not decode.n:
         decode, prefill = prefill, decode
     elif not decode.n:
         raise InputError("it holds no decode record", "decode records: prefill alone is no iteration to replay")
-    n_experts, said = _find_n_experts(rows, hints)
-    about = rows.about
-    layers = about.layers or tuple(np.unique(rows.layer).tolist())
-    kinds = _types(decode) if decode.phase[0] == DECODE else _batches(decode)
-    before = _trace(prefill, _batches(prefill), n_experts, layers, (), None) if prefill.n else None
-    trace = _trace(decode, kinds, n_experts, layers, (*about.warnings, *said), before)
-    return _checked_request(trace, hints.requested_tokens or about.requested_tokens, cut=about.cut)
+    prompt = replace(prefill, about=replace(rows.about, warnings=()))
+    before = _trace(prompt, _batches(prompt)) if prompt.n else None
+    trace = _trace(decode, _types(decode) if decode.phase[0] == DECODE else _batches(decode), before)
+    return _checked_request(trace, hints.requested_tokens or rows.about.requested_tokens, cut=rows.about.cut)
+
+
+def _described(rows: Rows) -> Rows:
+    """Fill in what the file does not say of the model: the experts per layer, and the layers."""
+    about, said = rows.about, []
+    highest = int(rows.ids.max()) + 1
+    if about.n_experts is None:
+        said = [f"the file does not state the experts per layer; {highest} is its highest id + 1"]
+    about = replace(
+        about,
+        n_experts=about.n_experts or highest,
+        layers=about.layers or tuple(np.unique(rows.layer).tolist()),
+        warnings=(*about.warnings, *said),
+    )
+    return replace(rows, about=about)
 
 
 def _find_k(rows: Rows, hints: Hints) -> tuple[int, list[str]]:
-    stated = rows.about.k
-    if stated is not None and hints.k is not None and stated != hints.k:
-        raise InputError(f"k is {stated} in the file", f"{hints.k} as asked for")
-    if known := stated or hints.k:
+    if known := _agreed("k", rows.about.k, hints.k):
         return known, []
     free = (rows.kind == UNKNOWN) | (rows.kind < BATCH)
     single = rows.width[free & (rows.phase == DECODE)]
@@ -105,14 +116,10 @@ def _find_k(rows: Rows, hints: Hints) -> tuple[int, list[str]]:
     )
 
 
-def _find_n_experts(rows: Rows, hints: Hints) -> tuple[int, list[str]]:
-    stated = rows.about.n_experts
-    if stated is not None and hints.n_experts is not None and stated != hints.n_experts:
-        raise InputError(f"n_experts is {stated} in the file", f"{hints.n_experts} as asked for")
-    if known := stated or hints.n_experts:
-        return known, []
-    highest = int(rows.ids.max()) + 1
-    return highest, [f"the file does not state the experts per layer; {highest} is its highest id + 1"]
+def _agreed(name: str, stated: int | None, asked: int | None) -> int | None:
+    if stated is not None and asked is not None and stated != asked:
+        raise InputError(f"{name} is {stated} in the file", f"{asked} as asked for")
+    return stated if stated is not None else asked
 
 
 def _iterations(rows: Rows) -> I64:
@@ -257,17 +264,10 @@ def _batches(rows: Rows) -> NDArray[np.uint8]:
     return np.where(rows.kind == UNKNOWN, kinds, rows.kind).astype(np.uint8)
 
 
-def _trace(
-    rows: Rows,
-    kinds: NDArray[np.uint8],
-    n_experts: int,
-    layers: tuple[int, ...],
-    warnings: tuple[str, ...],
-    prefill: Trace | None,
-) -> Trace:
+def _trace(rows: Rows, kinds: NDArray[np.uint8], prefill: Trace | None = None) -> Trace:
     about = rows.about
     scored = bool((rows.flags & FALLING_WEIGHTS).all())
-    sizes = about.expert_bytes
+    sizes, layers = about.expert_bytes, about.layers or ()
     try:
         return make_trace(
             iteration=rows.key,
@@ -275,12 +275,12 @@ def _trace(
             kind=kinds,
             offsets=rows.offsets,
             experts=rows.ids,
-            n_experts=n_experts,
+            n_experts=about.n_experts or 0,
             k=about.k or 0,
             synthetic=about.synthetic,
             source=about.source,
             layers=layers,
-            warnings=warnings,
+            warnings=about.warnings,
             order=about.order or ("score" if scored else None),
             expert_bytes=[sizes[layer] for layer in layers] if set(layers) <= set(sizes) else (),
             accepted_tokens=about.accepted_tokens if rows.phase[0] == DECODE else None,

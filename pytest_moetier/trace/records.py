@@ -61,7 +61,7 @@ class Trace:
         n_experts: experts per layer (E).
         k: experts chosen per layer and pass.
         n_iterations: engine iterations.
-        accepted_tokens: tokens the user got: one per iteration, two for a ``spec_accept``; merged streams add theirs up.
+        accepted_tokens: tokens the user got: one per iteration, two for a ``spec_accept``; merged streams' add up.
         synthetic: made by a generator, not recorded from a model.
         source: where it comes from, in words.
         fingerprint: SHA-256 of the content (not of the file), hex.
@@ -207,7 +207,7 @@ def _check_shape(
 
 def _check_widths(kind: NDArray[Any], offsets: NDArray[Any], k: int) -> None:
     widths = np.diff(offsets.astype(np.int64))
-    wanted = np.where(kind == SPEC_ACCEPT, 2 * k, np.where(kind == BATCH, widths + -widths % k, k))
+    wanted = np.where(kind == SPEC_ACCEPT, 2 * k, np.where(kind == BATCH, -(-widths // k) * k, k))
     wrong = np.flatnonzero((widths != wanted) & (kind != UNION))
     if len(wrong):
         row = int(wrong[0])

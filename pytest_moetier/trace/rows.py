@@ -165,7 +165,7 @@ class RowsBuilder:
         self._open = {name: array(code) for name, (code, _) in _COLUMNS.items()}
         self.n = 0
 
-    def add(  # noqa: PLR0913  (a row has these columns)
+    def add(  # noqa: PLR0913, PLR0917  (a row has these columns)
         self,
         line: int,
         key: int,

@@ -178,11 +178,13 @@ def strict(fields: Fields, where: Path, skip: frozenset[str] = frozenset()) -> S
         skip: words of ``fields.kind`` whose lines hold no row, such as ``meta``.
     """
 
+    skipped = sorted(skip)  # a list: a line's value may be one that no set can be asked for
+
     def slow(number: int, text: bytes) -> SlowRow | None:
         line = _Line(where, number, text)
         row = _parsed(line)
         _check_once(line, row, fields)
-        if fields.kind is not None and row.get(fields.kind) in skip:
+        if fields.kind is not None and row.get(fields.kind) in skipped:
             return None
         return SlowRow(
             iteration=NO_ITERATION

@@ -234,7 +234,7 @@ def _zstd(path: Path, stack: ExitStack) -> tuple[BinaryIO, type[Exception]]:
 
 
 def json_error(line: bytes, error: Exception) -> str:
-    """Return what is wrong with a line that is no JSON; Python's own parser knows NaN and Infinity, which JSON does not."""
+    """Return what is wrong with a line that is no JSON; Python's own parser takes NaN and Infinity, and so tells them."""
     try:
         json.loads(line)
     except ValueError:

@@ -1,0 +1,128 @@
+"""``moetier pool``: expert pools on a device."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from pytest_moetier.cli.parsers import Commands, add_command, number
+from pytest_moetier.cli.say import note, print_json, progress, say
+from pytest_moetier.units import format_bytes
+
+
+def pool_create(args: argparse.Namespace) -> int:
+    """Create a pool, or finish one that was begun."""
+    from pytest_moetier.pool.profiles import proportions, resolve_shape  # noqa: PLC0415
+    from pytest_moetier.pool.synthetic import choose_store, create_pool  # noqa: PLC0415
+
+    shape = resolve_shape(
+        args.profile, layers=args.layers, experts=args.experts, k=args.k, expert_bytes=args.expert_bytes
+    )
+    store, why = choose_store("plain" if args.plain else args.store)
+    tell = note if args.json else say
+    for line in (*proportions(shape), f"layout: {args.layout}", f"store: {store} ({why})"):
+        tell(line)
+    with progress("writing", "bytes") as show:
+        made = create_pool(args.path, shape, layout=args.layout, store=store, seed=args.seed, progress=show)
+    if args.json:
+        print_json(
+            {
+                "path": str(made.path),
+                "name": made.manifest.name,
+                "profile": made.manifest.profile,
+                "pool_id": f"0x{made.manifest.pool_id:016x}",
+                "layers": len(made.manifest.layers),
+                "experts": made.manifest.experts,
+                "k": made.manifest.k,
+                "expert_bytes": list(made.manifest.expert_bytes),
+                "total_bytes": made.manifest.total_bytes,
+                "iteration_bytes": made.manifest.iteration_bytes,
+                "layout": made.manifest.layout,
+                "store": made.manifest.store,
+                "kept_bytes": made.kept_bytes,
+                "written_bytes": made.written_bytes,
+                "seconds": made.seconds,
+            }
+        )
+    elif made.written_bytes:
+        kept = f" ({format_bytes(made.kept_bytes)} kept from before)" if made.kept_bytes else ""
+        rate = format_bytes(made.written_bytes / max(made.seconds, 1e-9))
+        say(f"wrote {format_bytes(made.written_bytes)} in {made.seconds:.1f} s, {rate}/s{kept}: {made.path}")
+    else:
+        say(f"already whole: {made.path}")
+    return 0
+
+
+def pool_check(args: argparse.Namespace) -> int:
+    """Verify a pool; 1 when it has a fault."""
+    from pytest_moetier.pool.check import check_pool  # noqa: PLC0415
+    from pytest_moetier.pool.opened import open_pool  # noqa: PLC0415
+
+    with open_pool(args.path, check_files=False) as pool, progress("checking", "experts") as show:
+        found = check_pool(pool.root, pool.manifest, full=args.full, seed=args.seed, progress=show)
+    if args.json:
+        print_json(
+            {
+                "path": str(args.path),
+                "experts_checked": found.experts_checked,
+                "experts": found.experts,
+                "bytes_checked": found.bytes_checked,
+                "faults": list(found.faults),
+            }
+        )
+    else:
+        say(*(f"fault: {fault}" for fault in found.faults))
+        state = "sound" if not found.faults else "NOT what its manifest says"
+        say(
+            f"{args.path} is {state}: every page of {found.experts_checked} of {found.experts} experts "
+            f"({format_bytes(found.bytes_checked)}) and the size of every file checked"
+        )
+    return 1 if found.faults else 0
+
+
+def pool_map(args: argparse.Namespace) -> int:
+    """Print where experts are: layer, expert, file, offset, length."""
+    from pytest_moetier.pool.manifest import load_manifest  # noqa: PLC0415
+
+    manifest = load_manifest(args.path)
+    layers = manifest.layers if args.layer is None else (args.layer,)
+    experts = range(manifest.experts) if args.expert is None else (args.expert,)
+    rows = [
+        (layer, expert, manifest.files[extent.file].path, extent.offset, extent.length)
+        for layer in layers
+        for expert in experts
+        for extent in manifest.extents(layer, expert)
+    ]
+    if args.json:
+        names = ("layer", "expert", "file", "offset", "length")
+        print_json({"path": str(args.path), "extents": [dict(zip(names, row, strict=True)) for row in rows]})
+    else:
+        say("layer\texpert\tfile\toffset\tlength", *("\t".join(map(str, row)) for row in rows))
+    return 0
+
+
+def add_pool(pool: Commands) -> None:
+    """Add the commands of ``moetier pool``."""
+    one = add_command(pool, "create", pool_create)
+    one.add_argument(
+        "profile", help="default, olmoe-1b-7b, qwen3-30b-a3b, gemma-4-26b-a4b, deepseek-v3, kimi-k3 or custom"
+    )
+    one.add_argument("path", type=Path, help="a folder, new or empty, or with an unfinished pool of the same shape")
+    one.add_argument("--layers", type=number, help="fewer layers than the profile's")
+    one.add_argument("--experts", type=number, help="experts per layer, for custom")
+    one.add_argument("--k", type=number, help="experts chosen per layer and pass, for custom")
+    one.add_argument("--expert-bytes", metavar="SIZE", help="bytes of one expert, such as 1MiB; whole 4 KiB pages")
+    one.add_argument("--layout", choices=("file_per_expert", "one_file"), default="file_per_expert")
+    one.add_argument(
+        "--store", choices=("auto", "image", "plain"), default="auto", help="auto: an image where root allows"
+    )
+    one.add_argument("--plain", action="store_true", help="the same as --store plain")
+    one.add_argument("--seed", type=number, default=0, help="of the pool's bytes (default 0)")
+    one = add_command(pool, "check", pool_check)
+    one.add_argument("path", type=Path)
+    one.add_argument("--full", action="store_true", help="every expert, not a sample")
+    one.add_argument("--seed", type=number, default=0, help="of the sample (default 0)")
+    one = add_command(pool, "map", pool_map)
+    one.add_argument("path", type=Path)
+    one.add_argument("--layer", type=number)
+    one.add_argument("--expert", type=number)
