@@ -5,6 +5,7 @@ MOETIER_POOL ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pytest-moetier/pool
 BOOTSTRAP_PYTHON ?= python3
 BENCH_OPTIONS ?=
 TEST_OPTIONS ?=
+FUZZ_INPUTS ?= 5000
 # A test that hangs ends the run, with every thread's stack shown.
 HANG := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
@@ -27,7 +28,7 @@ help: ## list the targets
 	@echo "BENCH_OPTIONS=...  more options for pytest bench/, TEST_OPTIONS=... for pytest tests/"
 
 bench: $(VENV)/installed ## set up, create the pool and measure this host: pytest bench/ -k "$K"
-	test -e "$(MOETIER_POOL)/manifest.yaml" || $(BIN)/moetier pool create default "$(MOETIER_POOL)"
+	$(if $(filter routing,$(K)),,test -e "$(MOETIER_POOL)/manifest.yaml" || $(BIN)/moetier pool create default "$(MOETIER_POOL)")
 	$(BIN)/pytest bench/ -k "$(K)" --moetier-pool="$(MOETIER_POOL)" --moetier-refuted=report --moetier-compare --benchmark-autosave $(BENCH_OPTIONS)
 
 test: $(VENV)/installed-dev ## set up and run the tests of this software
@@ -39,11 +40,16 @@ lint: $(VENV)/installed-dev ## style, types and the direction of imports
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-sanitize: $(VENV)/installed-dev $(CMAKE) ## run the native tests under AddressSanitizer and UBSan
+# Extensions built under AddressSanitizer, in a Python that is not.
+SANITIZED := LD_PRELOAD="$(shell cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/native/run_with.py build/sanitize
+
+sanitize: $(VENV)/installed-dev $(CMAKE) ## run the native tests and the readers' fuzzer under AddressSanitizer and UBSan
 	$(CMAKE) -S . -B build/sanitize -DMOETIER_SANITIZE=ON -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python"
 	$(CMAKE) --build build/sanitize --parallel 2
 	MOETIER_BIN="$(CURDIR)/build/sanitize/bin" $(BIN)/pytest tests/native $(HANG) $(TEST_OPTIONS)
-	LD_PRELOAD="$$(cc -print-file-name=libasan.so)" ASAN_OPTIONS=detect_leaks=0 $(BIN)/python tests/simulate/run_with.py build/sanitize/native/sim/_sim.abi3.so tests/simulate -k 'not libcachesim' $(HANG) $(TEST_OPTIONS)
+	$(SANITIZED) tests/simulate -k 'not libcachesim' $(HANG) $(TEST_OPTIONS)
+	$(SANITIZED) tests/trace/test_scan.py tests/trace/test_locality.py tests/trace/test_bad_files.py $(HANG) $(TEST_OPTIONS)
+	$(SANITIZED) tests/fuzz/run.py --inputs $(FUZZ_INPUTS)
 
 static: $(VENV)/installed-dev $(CMAKE) ## link the executables statically, for a guest without Python
 	$(CMAKE) -S . -B build/static -DMOETIER_STATIC=ON -DMOETIER_EXTENSION=OFF

@@ -34,6 +34,8 @@ MAX_ID = MAX_LAYER = (1 << 16) - 1
 MAX_ITERATION = (1 << 63) - 1
 
 _OBJECT = "one JSON object a line"
+_IDS = f"a list of expert ids from 0 to {MAX_ID}"
+_WEIGHTS = "a list of finite numbers"
 _LONGEST = 60
 
 
@@ -178,12 +180,15 @@ def strict(fields: Fields, where: Path, skip: frozenset[str] = frozenset()) -> S
         skip: words of ``fields.kind`` whose lines hold no row, such as ``meta``.
     """
 
+    names = (fields.iteration, fields.layer, fields.ids, fields.phase, fields.kind, fields.weights)
+    quoted = [f'"{name}"'.encode() for name in names if name is not None]
     skipped = sorted(skip)  # a list: a line's value may be one that no set can be asked for
 
     def slow(number: int, text: bytes) -> SlowRow | None:
         line = _Line(where, number, text)
         row = _parsed(line)
-        _check_once(line, row, fields)
+        if b"\\" in text or any(text.count(name) > 1 for name in quoted):
+            _check_once(line, names)
         if fields.kind is not None and row.get(fields.kind) in skipped:
             return None
         return SlowRow(
@@ -236,18 +241,14 @@ def _holds_no_number(value: object) -> bool:
     return False
 
 
-def _check_once(line: _Line, row: Mapping[str, object], fields: Fields) -> None:
+def _check_once(line: _Line, names: Sequence[str | None]) -> None:
     """Refuse a key that occurs twice: which of the two values counts, no one can know."""
-    names = (fields.iteration, fields.layer, fields.ids, fields.phase, fields.kind, fields.weights)
-    present = [name for name in names if name is not None and name in row]
-    if b"\\" not in line.text and all(line.text.count(f'"{name}"'.encode()) == 1 for name in present):
-        return
     try:
         pairs = json.loads(line.text, object_pairs_hook=list)
     except (ValueError, RecursionError) as error:  # over 4300 digits, or nested as deeply as Python's stack
         raise line.refuse(f"no JSON that can be checked ({_cut(str(error))})", _OBJECT) from error
     seen = [key for key, _ in pairs]
-    for name in present:
+    for name in names:
         if seen.count(name) > 1:
             raise line.refuse(f"{name} occurs {seen.count(name)} times", "every key once")
 
@@ -271,10 +272,9 @@ def _integer(line: _Line, row: Mapping[str, object], name: str, top: int) -> int
 
 
 def _ids(line: _Line, row: Mapping[str, object], name: str) -> list[int]:
-    expected = f"a list of expert ids from 0 to {MAX_ID}"
-    value = _value(line, row, name, expected)
-    if not isinstance(value, list) or not value or any(type(one) is not int or not 0 <= one <= MAX_ID for one in value):
-        raise line.refuse(f"{name} is {_cut(repr(value))}", expected)
+    value = _value(line, row, name, _IDS)
+    if not isinstance(value, list) or set(map(type, value)) != {int} or min(value) < 0 or max(value) > MAX_ID:
+        raise line.refuse(f"{name} is {_cut(repr(value))}", _IDS)
     return value
 
 
@@ -293,8 +293,8 @@ def _weight_flags(line: _Line, row: Mapping[str, object], name: str | None) -> i
     value = None if name is None else row.get(name)
     if value is None:
         return 0
-    if not isinstance(value, list) or not value or any(type(one) not in {int, float} for one in value):
-        raise line.refuse(f"{name} is {_cut(repr(value))}", "a list of finite numbers")
+    if not isinstance(value, list) or not value or not set(map(type, value)) <= {int, float}:
+        raise line.refuse(f"{name} is {_cut(repr(value))}", _WEIGHTS)
     equal = all(one == value[0] for one in value)
     falling = all(one >= other for one, other in pairwise(value))
     return WEIGHED | ALL_EQUAL * equal | NEVER_RISING * falling

@@ -16,8 +16,8 @@ import yaml
 
 from pytest_moetier.host import procfs
 from pytest_moetier.pool.manifest import MANIFEST_NAME
-from pytest_moetier.trace.write import write_trace
 from pytest_moetier.trace.synth import synth_trace
+from pytest_moetier.trace.write import write_trace
 
 LONG = "--moetier-iterations=2000"
 

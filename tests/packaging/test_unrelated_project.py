@@ -9,7 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-HEAVY = {"numpy", "yaml", "rich", "psutil", "orjson", "matplotlib", "pytest_moetier._sim"}
+HEAVY = {"numpy", "yaml", "rich", "psutil", "orjson", "matplotlib", "pytest_moetier._sim", "pytest_moetier._trace"}
 
 CONFTEST = """
 import json, sys

@@ -85,7 +85,8 @@ def test_one_wheel_serves_every_python_from_3_11(built: Built) -> None:
 
 
 def test_the_wheel_has_the_extension_the_types_and_the_executables(built: Built, names: set[str]) -> None:
-    expected = {"pytest_moetier/_sim.abi3.so", "pytest_moetier/_sim.pyi", "pytest_moetier/py.typed", *EXECUTABLES}
+    extensions = {f"pytest_moetier/{name}" for one in ("_sim", "_trace") for name in (f"{one}.abi3.so", f"{one}.pyi")}
+    expected = {*extensions, "pytest_moetier/py.typed", *EXECUTABLES}
     assert expected <= names
     with zipfile.ZipFile(built.wheel) as wheel:
         for name in EXECUTABLES:
@@ -125,7 +126,15 @@ def test_the_metadata_names_the_licence_the_entry_points_and_the_floor_of_pytest
 def test_the_sdist_has_the_sources_the_tests_and_the_licence(built: Built) -> None:
     with tarfile.open(built.sdist) as sdist:
         files = {name.split("/", 1)[1] for name in sdist.getnames() if "/" in name}
-    wanted = {"CMakeLists.txt", "native/CMakeLists.txt", "native/sim/module.c", "LICENSE", "README.md", "CHANGELOG.md"}
+    wanted = {
+        "CMakeLists.txt",
+        "native/CMakeLists.txt",
+        "native/sim/module.c",
+        "native/trace/module.c",
+        "LICENSE",
+        "README.md",
+        "CHANGELOG.md",
+    }
     wanted |= {"Makefile", "conftest.py", "bench/bounds.yaml", "tests/packaging/test_wheel.py", "pyproject.toml"}
     assert wanted <= files
     assert not [name for name in files if name.endswith((".so", ".pyc")) or name.startswith((".venv", "build/"))]
@@ -137,7 +146,7 @@ def check_installed(python: Path, cwd: Path, env: dict[str, str]) -> None:
     listing = run(python, "-m", "pytest", "--pyargs", "pytest_moetier.bench", "--collect-only", "-q", cwd=cwd, env=env)
     assert "test_capacity.py::" in listing
     code = (
-        "import importlib.resources as r, subprocess; from pytest_moetier import _sim;"
+        "import importlib.resources as r, subprocess; from pytest_moetier import _sim, _trace;"
         "from pytest_moetier.native import executable;"
         "assert r.files('pytest_moetier.bench').joinpath('bounds.yaml').read_text();"
         "print(subprocess.run([executable('moetier-replay'), '--nonsense'], capture_output=True).returncode)"

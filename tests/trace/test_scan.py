@@ -533,6 +533,8 @@ def test_lines_of_a_kind_to_skip_leave_no_row() -> None:
     assert [row[:2] for row in rows(block, VLLM, strict(VLLM, WHERE, frozenset({"meta"})))] == [(2, 4)]
     with pytest.raises(InputError, match=r"line 1: no token_idx \(its keys are type, layers\)"):
         rows(block, VLLM, strict(VLLM, WHERE))
+    with pytest.raises(InputError, match=r"line 1: type is \['meta'\]; expected route"):
+        rows(block.splitlines()[1].replace(b'"route"', b'["meta"]'), VLLM, strict(VLLM, WHERE, frozenset({"meta"})))
     with pytest.raises(InputError, match="line 1: type is 'end'; expected route"):
         rows(block.splitlines()[1].replace(b"route", b"end"), VLLM, strict(VLLM, WHERE, frozenset({"meta"})))
 
