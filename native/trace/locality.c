@@ -210,7 +210,9 @@ static size_t take_rows(const struct table *table, const struct rows *rows)
 {
     size_t block = BLOCK_BYTES / rows->k / (size_t)rows->width, done = 0;
     block = block < 1 ? 1 : block > BLOCK_ROWS ? BLOCK_ROWS : block;
-    uint32_t *at = malloc((block + table->n_layers + 1) * sizeof *at), *ends = at + block;
+    /* The block's row numbers, and where each layer's end; in a cycle, one layer's rows at a time. */
+    size_t n_at = rows->layer ? block : block / table->n_layers + 1, n_ends = rows->layer ? table->n_layers + 1 : 0;
+    uint32_t *at = malloc((n_at + n_ends) * sizeof *at), *ends = at + n_at;
     if (!at)
         return SIZE_MAX;
     while (done < rows->n) {

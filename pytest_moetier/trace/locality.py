@@ -57,7 +57,7 @@ _GAPS = DISTANCES + 2
 _SUMS = DISTANCES + 2 * _GAPS + 1
 _CHUNK_IDS = 1 << 22  # the interpreter looks up between chunks: an interrupt waits some hundredths of a second
 _FAULT_ROWS = 8192  # a fault is in one of so many rows behind those taken
-_GROUP_ITEMS = 1 << 16  # figures are derived for so many (layer, expert) at a time, which bounds their memory
+_GROUP_ITEMS = 1 << 11  # figures are derived for so many (layer, expert) at a time, which bounds their memory
 _MAX_EXPERTS = 1 << 16
 _NEXT = "look at the file with `moetier trace info FILE`"
 
@@ -208,15 +208,16 @@ def locality(selections: Selections) -> Locality:
     """
     _check(selections)
     n_layers, n_experts = len(selections.layers), selections.n_experts
-    # Per expert: selections << 32 | last pass, from 1; then its history, which only the pass itself needs.
+    # Per expert: its selections << 32 | its last pass, from 1; then its history, of use to the native pass alone.
     experts = np.zeros((n_layers, n_experts, 2), dtype=np.uint64)
     sums = np.zeros((n_layers, _SUMS), dtype=np.uint64)
     _count(selections, experts, sums)
-    integers = sums.astype(np.int64)
+    integers = sums.view(np.int64)
     uses, firsts = integers[:, DISTANCES : DISTANCES + _GAPS], integers[:, DISTANCES + _GAPS : -1]
     positions = integers[:, -1]
     counts = experts[..., 0] >> np.uint64(32)
     absent = _absences(experts[..., 0], uses, positions)
+    del experts
     slopes, masses, distinct, for_80 = _skew(counts)
     return Locality(
         source=selections.source,
@@ -352,8 +353,8 @@ def _slopes(ranked: I64) -> F64:
     log_rank = np.where(used, np.log(np.arange(1, ranked.shape[1] + 1)), 0.0)
     log_count = np.log(np.where(used, ranked, 1))
     rank_off = np.where(used, log_rank - log_rank.sum(axis=1, keepdims=True) / n_used, 0.0)
-    count_off = np.where(used, log_count - log_count.sum(axis=1, keepdims=True) / n_used, 0.0)
-    return -_ratios((rank_off * count_off).sum(axis=1), (rank_off**2).sum(axis=1))
+    fallen = log_count[:, :1] - log_count  # from the first rank: equal counts have a slope of exactly zero
+    return _ratios((rank_off * fallen).sum(axis=1), (rank_off**2).sum(axis=1))
 
 
 def _distance(passes: int) -> int:

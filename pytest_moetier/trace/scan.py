@@ -1,6 +1,6 @@
-"""JSON lines of a router trace into columns, many lines a microsecond's work each (paper section 2).
+"""JSON lines of a router trace into columns, a block of lines at a time (paper section 2).
 
-Lines that are plain, nearly all of a file, are taken in C. One that is not goes to the reader's own ``slow`` function,
+Plain lines, nearly all of a file, are taken in C. One that is not plain goes to the reader's own ``slow`` function,
 which has a full parser: it returns the row, skips the line, or raises an error that names file, line and value.
 """
 
@@ -179,7 +179,6 @@ def strict(fields: Fields, where: Path, skip: frozenset[str] = frozenset()) -> S
         where: the file, for messages.
         skip: words of ``fields.kind`` whose lines hold no row, such as ``meta``.
     """
-
     names = (fields.iteration, fields.layer, fields.ids, fields.phase, fields.kind, fields.weights)
     quoted = [f'"{name}"'.encode() for name in names if name is not None]
     skipped = sorted(skip)  # a list: a line's value may be one that no set can be asked for
@@ -192,9 +191,7 @@ def strict(fields: Fields, where: Path, skip: frozenset[str] = frozenset()) -> S
         if fields.kind is not None and row.get(fields.kind) in skipped:
             return None
         return SlowRow(
-            iteration=NO_ITERATION
-            if fields.iteration is None
-            else _integer(line, row, fields.iteration, MAX_ITERATION),
+            iteration=_iteration(line, row, fields.iteration),
             layer=_integer(line, row, fields.layer, MAX_LAYER),
             ids=_ids(line, row, fields.ids),
             phase=_word(line, row, fields.phase, fields.phases),
@@ -269,6 +266,10 @@ def _integer(line: _Line, row: Mapping[str, object], name: str, top: int) -> int
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= top:
         raise line.refuse(f"{name} is {_cut(repr(value))}", expected)
     return value
+
+
+def _iteration(line: _Line, row: Mapping[str, object], name: str | None) -> int:
+    return NO_ITERATION if name is None else _integer(line, row, name, MAX_ITERATION)
 
 
 def _ids(line: _Line, row: Mapping[str, object], name: str) -> list[int]:
