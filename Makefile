@@ -6,6 +6,7 @@ BOOTSTRAP_PYTHON ?= python3
 BENCH_OPTIONS ?=
 TEST_OPTIONS ?=
 FUZZ_INPUTS ?= 5000
+PEERS_OPTIONS ?=
 # A test that hangs ends the run, with every thread's stack shown.
 HANG := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
@@ -56,8 +57,8 @@ static: $(VENV)/installed-dev $(CMAKE) ## link the executables statically, for a
 	$(CMAKE) --build build/static --parallel 2
 	ls -l build/static/bin
 
-peers: $(VENV)/installed-dev ## compare the speed with fio: writes peers.json
-	$(BIN)/python tests/peers/compare.py --output peers.json
+peers: $(VENV)/installed-dev ## compare the speed with fio, json and numpy: writes peers.json
+	$(BIN)/python tests/peers/compare.py --output peers.json $(PEERS_OPTIONS)
 
 wheel: $(VENV)/made ## build a wheel into dist/
 	$(BIN)/python -m pip wheel --disable-pip-version-check --no-deps --wheel-dir dist .

@@ -1,4 +1,7 @@
-"""Compare the replayer with fio: same file, pattern, alignment, destinations and threads; writes ``peers.json``.
+"""Compare with peers, side by side; writes ``peers.json``: the replayer with fio, traces with Python and numpy.
+
+The replayer and fio have the same file, pattern, alignment, destinations and threads (``jsonl.py`` and ``locality.py``
+say how traces are compared).
 
 Both sides run in interleaved pairs, the side that goes first at random; a figure is the median of its pairs' ratios.
 A ratio above 1 always means that the replayer is better. Hits read whole 1 MiB experts at random from a file that is
@@ -25,7 +28,10 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+import jsonl
+import locality
 import numpy as np
+from locality import Result, limit
 
 from pytest_moetier.native import executable
 from pytest_moetier.plan import Plan, cold_plan, write_plan
@@ -35,20 +41,6 @@ from pytest_moetier.pool.synthetic import create_pool
 EXPERT_BYTES = 1 << 20
 N_EXPERTS = 896
 ACCESSES_PER_ITERATION = 64
-
-
-@dataclass(frozen=True)
-class Result:
-    """One line of peers.json; ``ratio`` > 1 means that we are better."""
-
-    name: str
-    unit: str
-    ours: float
-    theirs: float
-    ratio: float
-    better: str
-    target: float
-    met: bool
 
 
 @dataclass(frozen=True)
@@ -218,12 +210,6 @@ def cold(bench: Bench, mode: str, pairs: int, threads: int = 2) -> Result:
     return result(name, "GB/s", rates, 0.95)
 
 
-def under(name: str, unit: str, seen: float, limit: float) -> Result:
-    """Return a figure of our own against the limit it has to stay under."""
-    ratio = limit / max(seen, 1e-12)
-    return Result(name, unit, seen, limit, ratio, "lower", 1.0, ratio >= 1)
-
-
 def own_costs(bench: Bench) -> Iterator[Result]:
     """Yield the share of a pass of hits that captures and bookkeeping take, and the memory beyond the destinations."""
     n = 100 * ACCESSES_PER_ITERATION
@@ -236,10 +222,10 @@ def own_costs(bench: Bench) -> Iterator[Result]:
     options += ["--device-stat", stat] if Path(stat).exists() else []
     words = ("--passes", "measured,again", "--threads", "2", "--hits", "auto", "--hits-passes", "measured", *options)
     runs = [Replay(bench, plan, lambda: warm(bench.file), *words) for _ in range(5)]
-    yield under("captures_and_bookkeeping", "share of a pass", statistics.median(map(share_beside_reads, runs)), 0.01)
+    yield limit("captures_and_bookkeeping", "share of a pass", statistics.median(map(share_beside_reads, runs)), 0.01)
     start = runs[0].only("start")
     beyond = max(run.peak_bytes for run in runs) - start["destinations"] * start["destination_bytes"]
-    yield under("memory_beyond_destinations", "bytes", beyond, (16 << 20) + 16 * n)
+    yield limit("memory_beyond_destinations", "bytes", beyond, (16 << 20) + 16 * n)
 
 
 def share_beside_reads(run: Replay) -> float:
@@ -277,8 +263,22 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on the device to read from")
     parser.add_argument("--pairs", type=int, default=7, help="interleaved pairs of each comparison")
     parser.add_argument("--gib", type=int, default=8, help="GiB of hits a run")
-    parser.add_argument("--only", default="", choices=("", "hits", "cold", "own"), help="only these comparisons")
+    parser.add_argument("--only", default="", choices=("", "hits", "cold", "own", "traces"), help="only these")
     args = parser.parse_args()
+    results: list[Result] = []
+    if args.only in ("", "traces"):
+        results += [*jsonl.results(), *locality.results(pairs=args.pairs)]
+    if args.only != "traces":
+        results += replays(args)
+    args.output.write_text(json.dumps([asdict(one) for one in results], indent=2) + "\n")
+    for one in results:
+        verdict = "met" if one.met else "MISSED"
+        say(f"{one.name}: {one.ours:.4g} to {one.theirs:.4g} {one.unit}, {one.ratio:.3f} of {one.target}: {verdict}")
+    return 0 if all(one.met for one in results) else 1
+
+
+def replays(args: argparse.Namespace) -> list[Result]:
+    """Run the comparisons with fio that were asked for."""
     if shutil.which("fio") is None:
         sys.exit("fio is not installed; next: apt-get install fio")
     if os.geteuid() != 0:
@@ -291,11 +291,7 @@ def main() -> int:
             results += [cold(bench, mode, 3 * args.pairs) for mode in ("direct", "page_cache")]
         if args.only in ("", "own"):
             results += own_costs(bench)
-    args.output.write_text(json.dumps([asdict(one) for one in results], indent=2) + "\n")
-    for one in results:
-        verdict = "met" if one.met else "MISSED"
-        say(f"{one.name}: {one.ours:.4g} to {one.theirs:.4g} {one.unit}, {one.ratio:.3f} of {one.target}: {verdict}")
-    return 0 if all(one.met for one in results) else 1
+    return results
 
 
 if __name__ == "__main__":
