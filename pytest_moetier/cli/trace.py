@@ -185,11 +185,11 @@ def trace_merge(args: argparse.Namespace) -> int:
     """Merge streams iteration by iteration: union size, deduplication and both denominators."""
     from pytest_moetier.trace.batch import merge  # noqa: PLC0415
     from pytest_moetier.trace.load import load_traces  # noqa: PLC0415
-    from pytest_moetier.trace.write import write_trace  # noqa: PLC0415
+    from pytest_moetier.trace.write import convert  # noqa: PLC0415
 
     batch = merge(load_traces(args.files, **_known(args)))
     if args.out:
-        write_trace(batch.trace, args.out)
+        convert(batch.trace, args.out)
     trace = batch.trace
     figures = {
         "streams": batch.streams,

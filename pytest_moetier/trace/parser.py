@@ -9,12 +9,15 @@ of iterations. ``parse`` reconstructs each decode record's type and validates it
 - anything else breaks the rules, and the message names the line.
 
 An iteration in which every layer has 2k ids can only be told from one of a model with twice the k when k is stated, or
-when another iteration shows it.
+when another iteration shows it: a file of accepted speculations alone, read without k, is one of normal iterations of
+twice the k, and half the accepted tokens. Where the file does not number its iterations, a failed speculation and its
+repetition, pass after pass, look like two normal iterations, and layer by layer they are refused.
 """
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from math import gcd
 from typing import NamedTuple
@@ -23,7 +26,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pytest_moetier.errors import InputError
-from pytest_moetier.trace.records import BATCH, NORMAL, SPEC_ACCEPT, SPEC_FALLBACK, UNION, Trace, make_trace
+from pytest_moetier.trace.records import (
+    BATCH,
+    NORMAL,
+    SPEC_ACCEPT,
+    SPEC_FALLBACK,
+    UNION,
+    RecordError,
+    Trace,
+    make_trace,
+)
 from pytest_moetier.trace.rows import DECODE, FALLING_WEIGHTS, PREFILL, UNKNOWN, Hints, Rows
 
 I64 = NDArray[np.int64]
@@ -44,11 +56,14 @@ def arrange(rows: Rows, hints: Hints) -> Rows:
     if not rows.n:
         raise InputError("the file holds no record", "at least one decode iteration")
     k, said = _find_k(rows, hints)
+    if rows.about.speculative and not _numbered(rows):
+        said = [*said, "the file does not number its iterations: a failed speculation counts as an accepted token"]
     warnings = [*rows.about.warnings, *said]
     n_experts = _agreed("n_experts", rows.about.n_experts, hints.n_experts)
     rows = replace(rows, about=replace(rows.about, k=k, n_experts=n_experts), key=_iterations(rows))
-    rows = replace(rows, phase=_phases(rows, k))
-    rows = _ordered(rows)
+    phase = _phases(rows, k)
+    warnings += _late_prefill(rows, phase)
+    rows = _ordered(replace(rows, phase=phase))
     rows, lost = _without_cut_tail(rows)
     return replace(rows, about=replace(rows.about, warnings=tuple(warnings + lost)))
 
@@ -64,16 +79,30 @@ def parse(rows: Rows, hints: Hints, *, raw: bool = False) -> Trace:
     Raises:
         InputError: a rule of the module's docstring, or of ``make_trace``, is broken.
     """
+    if not rows.n:
+        raise InputError("no record is left", "at least one decode iteration")
     rows = _described(rows)
     decode, prefill = rows.take(rows.phase == DECODE), rows.take(rows.phase == PREFILL)
     if raw and not decode.n:
         decode, prefill = prefill, decode
     elif not decode.n:
-        raise InputError("it holds no decode record", "decode records: prefill alone is no iteration to replay")
+        raise _no_decode(rows)
     prompt = replace(prefill, about=replace(rows.about, warnings=()))
     before = _trace(prompt, _batches(prompt)) if prompt.n else None
     trace = _trace(decode, _types(decode) if decode.phase[0] == DECODE else _batches(decode), before)
     return _checked_request(trace, hints.requested_tokens or rows.about.requested_tokens, cut=rows.about.cut)
+
+
+def _no_decode(rows: Rows) -> InputError:
+    wide = np.flatnonzero(rows.width != rows.about.k)
+    seen = "it holds no decode record"
+    if len(wide):
+        row = int(wide[0])
+        seen += (
+            f": {rows.about.place} {rows.line[row]} names {rows.width[row]} experts where k is {rows.about.k}, "
+            "and no iteration is free of such records"
+        )
+    return InputError(seen, "decode records: prefill alone is no iteration to replay")
 
 
 def _described(rows: Rows) -> Rows:
@@ -95,12 +124,11 @@ def _find_k(rows: Rows, hints: Hints) -> tuple[int, list[str]]:
     if known := _agreed("k", rows.about.k, hints.k):
         return known, []
     free = (rows.kind == UNKNOWN) | (rows.kind < BATCH)
-    single = rows.width[free & (rows.phase == DECODE)]
-    if not len(single):
-        single = rows.width[free & (rows.phase != PREFILL)]
-    widths = Counter((single if len(single) else rows.width[rows.kind != UNION]).tolist())
-    if not widths:
+    telling = [free & (rows.phase == DECODE), free & (rows.phase != PREFILL), rows.kind != UNION]
+    chosen = next((mask for mask in telling if mask.any()), None)
+    if chosen is None:
         raise InputError("every record is a union of several positions", "k, which unions do not show", "--k K")
+    widths = Counter(rows.width[chosen].tolist())
     least = min(widths)
     fitting = sum(count for width, count in widths.items() if not width % least)
     if fitting >= _FITTING * widths.total():
@@ -109,8 +137,11 @@ def _find_k(rows: Rows, hints: Hints) -> tuple[int, list[str]]:
     shown = ", ".join(map(str, sorted(widths)[:6])) + (", ..." if len(widths) > 6 else "")
     if common > 1:
         return common, [f"k is taken as {common}, the common divisor of the records' widths ({shown}); --k states it"]
+    usual = widths.most_common(1)[0][0]
+    odd = int(np.flatnonzero(chosen & (rows.width % usual != 0))[0])
     raise InputError(
-        f"records name {shown} experts: k varies",
+        f"{rows.about.place} {rows.line[odd]}: layer {rows.layer[odd]} names {rows.width[odd]} experts, "
+        f"others {usual} (widths in all: {shown}): k varies",
         "records of k experts each, or whole multiples of k",
         "--k K where it is known; routers that choose a varying number of experts are not read",
     )
@@ -122,9 +153,13 @@ def _agreed(name: str, stated: int | None, asked: int | None) -> int | None:
     return stated if stated is not None else asked
 
 
+def _numbered(rows: Rows) -> bool:
+    return bool((rows.key >= 0).all())
+
+
 def _iterations(rows: Rows) -> I64:
     """Return the key of each row's iteration; where the format has none, a layer that does not rise begins one."""
-    if (rows.key >= 0).all():
+    if _numbered(rows):
         return rows.key
     begins = np.concatenate([[False], np.diff(rows.layer) <= 0])
     return np.cumsum(begins).astype(np.int64)
@@ -141,6 +176,16 @@ def _phases(rows: Rows, k: int) -> NDArray[np.uint8]:
     prefill = np.zeros(len(keys), dtype=bool)
     prefill[group[wide & unknown]] = True
     return np.where(unknown, np.where(prefill[group], PREFILL, DECODE), rows.phase).astype(np.uint8)
+
+
+def _late_prefill(rows: Rows, phase: NDArray[np.uint8]) -> list[str]:
+    """Say which iterations were taken for a prompt by their width though a decode came before: a guess to look at."""
+    after = np.cumsum(phase == DECODE) > 0
+    late = np.flatnonzero(after & (phase == PREFILL) & (rows.phase == UNKNOWN))
+    if not len(late):
+        return []
+    count, where = len(np.unique(rows.key[late])), f"{rows.about.place} {rows.line[late[0]]}"
+    return [f"{count} iteration(s) after the first decode, from {where} on, hold more than a pass: taken as prefill"]
 
 
 def _ordered(rows: Rows) -> Rows:
@@ -192,9 +237,11 @@ def _without_cut_tail(rows: Rows) -> tuple[Rows, list[str]]:
         return rows, []
     groups = _groups(rows.take(decode))
     last = len(groups.rows) - 1
-    wanted = len(about.layers) if about.layers else int(groups.layers.max())
-    fallback = int(groups.most[last]) == 2 or int(rows.kind[-1]) == SPEC_FALLBACK
-    whole = int(groups.layers[last]) == wanted and int(groups.least[last]) == (2 if fallback else 1)
+    known = about.layers or (np.unique(rows.layer) if not last else None)  # a lone iteration is held against the prompt
+    wanted = int(groups.layers.max()) if known is None else len(known)
+    typed = int(rows.kind[-1]) == SPEC_FALLBACK
+    fallback = typed or (about.speculative and int(groups.most[last]) == 2)
+    whole = int(groups.layers[last]) == wanted and (int(groups.least[last]) > 1 or not fallback)
     if whole and not (about.cut or short):
         return rows, []
     said = []
@@ -203,10 +250,12 @@ def _without_cut_tail(rows: Rows) -> tuple[Rows, list[str]]:
         said.append(f"the file ends after {about.place} {end}, {about.records - held} decode records early")
     if whole:
         return rows, [*said, f"all {held} decode records before it were kept: {last + 1} whole iterations"]
-    seen = int(groups.rows[last])
+    seen, of = int(groups.rows[last]), wanted * (2 if fallback else 1)
+    if not last:
+        raise InputError(f"its only decode iteration has {seen} of {of} records", "at least one whole iteration")
     kept = rows.take(~(decode & (rows.key == last)))
     said.append(
-        f"the last decode iteration has {seen} of {wanted * (2 if fallback else 1)} records and was left out; "
+        f"the last decode iteration has {seen} of {of} records and was left out; "
         f"{held - seen} records were kept: {last} whole iterations"
     )
     return kept, said
@@ -233,24 +282,39 @@ def _types(rows: Rows) -> NDArray[np.uint8]:
 
 
 def _untypable(rows: Rows, groups: _Groups, at: int, k: int) -> InputError:
+    """Return the error that names the first row for which an iteration is of no type."""
     begin = int(groups.first[at])
     part = slice(begin, begin + int(groups.rows[at]))
-    widths, layers = rows.width[part], rows.layer[part]
-    odd = np.flatnonzero((widths != k) & (widths != 2 * k))
-    place = rows.about.place
+    speculative, place, where = rows.about.speculative, rows.about.place, f"decode iteration {at}"
+    layers, widths = rows.layer[part], rows.width[part]
+
+    def named(row: int) -> str:
+        return f"{place} {rows.line[begin + row]}: layer {layers[row]}"
+
+    odd = np.flatnonzero((widths != k) & ~(speculative & (widths == 2 * k)))
     if len(odd):
-        row = begin + int(odd[0])
-        return InputError(
-            f"{place} {rows.line[row]}: layer {rows.layer[row]} names {rows.width[row]} experts",
-            f"{k} (k), or whole multiples of it",
-            "--k K where k is known",
-        )
-    most, count = Counter(layers.tolist()).most_common(1)[0]
-    return InputError(
-        f"decode iteration {at}, from {place} {rows.line[begin]}: layer {most} has {count} record(s) of {k} to "
-        f"{widths.max()} ids, of {len(widths)} records for {len(set(layers.tolist()))} layers",
-        f"one of {k} ids for every layer" + (f", or one of {2 * k}, or two of {k}" if rows.about.speculative else ""),
-    )
+        wanted = f"{k} (k)" + (f", or {2 * k} for an accepted speculation" if speculative else "")
+        return InputError(f"{named(int(odd[0]))} names {widths[odd[0]]} experts", wanted, "--k K where k is known")
+    mixed = np.flatnonzero(widths != widths[0])
+    if len(mixed):
+        seen = f"{named(int(mixed[0]))} names {widths[mixed[0]]} experts, layer {layers[0]} of {where} {widths[0]}"
+        return InputError(seen, "one width for all layers of an iteration")
+    allowed = 2 if speculative and widths[0] == k else 1
+    row, before = _first_uneven(layers.tolist(), allowed)
+    if before == allowed:
+        wanted = "once" + (", or twice where a speculation failed" if allowed > 1 else "")
+        return InputError(f"{named(row)} is routed {before + 1} times in {where}", wanted)
+    return InputError(f"{named(row)} is routed once in {where}, others twice", "each layer as often as the others")
+
+
+def _first_uneven(layers: Sequence[int], allowed: int) -> tuple[int, int]:
+    """Return the first row whose layer came ``allowed`` times before, or else the first whose layer comes once only."""
+    before: Counter[int] = Counter()
+    for row, layer in enumerate(layers):
+        if before[layer] == allowed:
+            return row, allowed
+        before[layer] += 1
+    return next(row for row, layer in enumerate(layers) if before[layer] == 1), 0
 
 
 def _batches(rows: Rows) -> NDArray[np.uint8]:
@@ -288,9 +352,9 @@ def _trace(rows: Rows, kinds: NDArray[np.uint8], prefill: Trace | None = None) -
             whole=rows.phase[0] == DECODE,
         )
     except InputError as error:
-        if rows.phase[0] == DECODE:
-            raise
-        raise InputError(f"in the prefill, {error.seen}", error.expected, error.do) from error
+        where = f"{about.place} {rows.line[error.record]}: " if isinstance(error, RecordError) else ""
+        which = "" if rows.phase[0] == DECODE else "in the prefill, "
+        raise InputError(f"{where}{which}{error.seen}", error.expected, error.do) from error
 
 
 def _checked_request(trace: Trace, requested: int | None, *, cut: bool) -> Trace:

@@ -37,6 +37,15 @@ _MAX_EXPERTS = 1 << 16
 _MAX_LAYER = (1 << 16) - 1
 
 
+class RecordError(InputError):
+    """A record breaks a rule; ``record`` is its index, from which whoever read it knows the line."""
+
+    def __init__(self, record: int, seen: str, expected: str) -> None:
+        """Keep the record's index beside the message."""
+        super().__init__(seen, expected)
+        self.record = record
+
+
 @dataclass(frozen=True, slots=True)
 class Record:
     """One layer's choice in one pass of one iteration; ``experts`` keep the order in which they were issued."""
@@ -211,7 +220,8 @@ def _check_widths(kind: NDArray[Any], offsets: NDArray[Any], k: int) -> None:
     wrong = np.flatnonzero((widths != wanted) & (kind != UNION))
     if len(wrong):
         row = int(wrong[0])
-        raise InputError(
+        raise RecordError(
+            row,
             f"record {row} ({KINDS[int(kind[row])]}) names {widths[row]} experts",
             f"{wanted[row]} (k is {k}; a spec_accept record holds two passes, a batch whole ones)",
         )
@@ -224,34 +234,43 @@ def _check_passes(
     same = iteration[1:] == iteration[:-1]
     mixed = np.flatnonzero(same & (kind[1:] != kind[:-1]))
     if len(mixed) and whole:
-        raise InputError(f"iteration {int(iteration[mixed[0]])} mixes record kinds", "one kind for all its layers")
+        row = int(mixed[0]) + 1
+        raise RecordError(row, f"iteration {iteration[row]} mixes record kinds", "one kind for all its layers")
     pairs = iteration.astype(np.int64) << 16 | layer.astype(np.int64)
     found, first, counts = np.unique(pairs, return_index=True, return_counts=True)
     wanted = np.where(kind[first] == SPEC_FALLBACK, 2, 1)
     wrong = np.flatnonzero(counts != wanted)
     if len(wrong):
-        row = int(wrong[0])
-        raise InputError(
-            f"iteration {int(found[row]) >> 16} routes layer {int(found[row]) & 0xFFFF} {counts[row]} time(s)",
-            f"{wanted[row]} (a spec_fallback has two records a layer, the other kinds one)",
+        at = int(wrong[0])
+        rows = np.flatnonzero(pairs == found[at])
+        raise RecordError(
+            int(rows[min(wanted[at], len(rows) - 1)]),
+            f"iteration {int(found[at]) >> 16} routes layer {int(found[at]) & 0xFFFF} {counts[at]} time(s)",
+            f"{wanted[at]} (a spec_fallback has two records a layer, the other kinds one)",
         )
     present = np.bincount(found >> 16)
     lacking = np.flatnonzero(present < len(layers))
     if whole and len(lacking):
         here = set((found[found >> 16 == lacking[0]] & 0xFFFF).tolist())
         absent = [one for one in layers if one not in here]
-        raise InputError(
+        raise RecordError(
+            int(np.searchsorted(iteration, lacking[0])),
             f"iteration {lacking[0]} has no record of layer {absent[0]}"
             + (f" and {len(absent) - 1} more" if len(absent) > 1 else ""),
             f"every layer in every iteration: {len(layers)} layers, {_span(layers)}",
         )
 
 
-def _check_ids(experts: NDArray[Any], owner: NDArray[Any] | None, k: int, n_experts: int) -> None:
+def _check_ids(
+    experts: NDArray[Any], offsets: NDArray[Any], owner: NDArray[Any] | None, k: int, n_experts: int
+) -> None:
     """Ids are in range, and no pass names one twice; ``owner`` is the pass of each id, where it is not i // k."""
-    if int(experts.max()) >= n_experts:
-        raise InputError(
-            f"the trace names expert {int(experts.max())}", f"ids below {n_experts}, the experts per layer"
+    highest = int(experts.argmax())
+    if int(experts[highest]) >= n_experts:
+        raise RecordError(
+            _record_of(offsets, highest),
+            f"the trace names expert {experts[highest]}",
+            f"ids below {n_experts}, the experts per layer",
         )
     if owner is None:
         rows = np.sort(experts.reshape(-1, k), axis=1)
@@ -260,7 +279,15 @@ def _check_ids(experts: NDArray[Any], owner: NDArray[Any] | None, k: int, n_expe
         keyed = np.sort(owner << 16 | experts)
         repeated = keyed[1:][keyed[1:] == keyed[:-1]] >> 16
     if len(repeated):
-        raise InputError(f"pass {int(repeated[0])} of the trace names an expert twice", f"{k} distinct ids a pass")
+        at = int(repeated[0])
+        first = at * k if owner is None else int(np.searchsorted(owner, at))
+        raise RecordError(
+            _record_of(offsets, first), f"pass {at} of the trace names an expert twice", f"{k} distinct ids a pass"
+        )
+
+
+def _record_of(offsets: NDArray[Any], access: int) -> int:
+    return int(np.searchsorted(offsets, access, side="right")) - 1
 
 
 def _owners(kind: NDArray[Any], offsets: NDArray[Any], k: int) -> NDArray[np.int64] | None:
@@ -329,7 +356,7 @@ def make_trace(  # noqa: PLR0913  (a trace has these parts; they are given by ke
         whole: every layer is in every iteration, all of one kind; a prompt's may be pruned.
 
     Raises:
-        InputError: a rule does not hold; the message names the record, iteration or layer.
+        InputError: a rule does not hold; a ``RecordError`` where it is one record that breaks it.
     """
     if not 1 <= k <= n_experts <= _MAX_EXPERTS:
         raise InputError(f"k = {k} of {n_experts} experts", f"1 <= k <= experts <= {_MAX_EXPERTS}")
@@ -343,10 +370,11 @@ def make_trace(  # noqa: PLR0913  (a trace has these parts; they are given by ke
     seen = np.unique(layer_column).tolist()
     known = tuple(sorted(set(layers))) if layers is not None else tuple(seen)
     if not set(seen) <= set(known):
-        raise InputError(f"the trace routes layer {min(set(seen) - set(known))}", f"one of the layers {_span(known)}")
+        row = int(np.flatnonzero(~np.isin(layer_column, known))[0])
+        raise RecordError(row, f"the trace routes layer {layer_column[row]}", f"one of the layers {_span(known)}")
     _check_passes(iterations, layer_column, kinds, known, whole=whole)
     owner = _owners(kinds, bounds, k)
-    _check_ids(ids, owner, k, n_experts)
+    _check_ids(ids, bounds, owner, k, n_experts)
     n_iterations = int(iterations[-1]) + 1
     firsts = np.searchsorted(iterations, np.arange(n_iterations))
     return Trace(

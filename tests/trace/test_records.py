@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pytest_moetier.errors import InputError
-from pytest_moetier.trace.records import NORMAL, SPEC_ACCEPT, SPEC_FALLBACK, Record, make_trace
+from pytest_moetier.trace.records import NORMAL, SPEC_ACCEPT, SPEC_FALLBACK, Record, RecordError, make_trace
 
 
 def speculative(**changed: Any) -> dict[str, Any]:
@@ -85,6 +85,26 @@ def test_the_fingerprint_is_of_the_content_not_of_its_name() -> None:
 def test_a_broken_rule_is_refused_by_name(changed: dict[str, Any], message: str) -> None:
     with pytest.raises(InputError, match=message):
         make_trace(**speculative(**changed))
+
+
+@pytest.mark.parametrize(
+    ("changed", "record"),
+    [
+        ({"experts": [*speculative()["experts"][:9], 8, *speculative()["experts"][10:]]}, 3),
+        ({"experts": [*speculative()["experts"][:19], 2]}, 7),
+        ({"kind": [NORMAL] * 4 + [SPEC_FALLBACK] * 4}, 2),
+        ({"kind": [NORMAL] * 2 + [SPEC_ACCEPT] * 2 + [NORMAL] * 4}, 6),
+        ({"kind": [NORMAL, SPEC_FALLBACK, *[SPEC_ACCEPT] * 2, *[SPEC_FALLBACK] * 4]}, 1),
+        ({"layer": [1, 2, 1, 2, 1, 1, 2, 1]}, 7),
+        ({"layer": [1, 2, 1, 2, 1, 1, 2, 3]}, 6),
+        ({"layers": [1]}, 1),
+        ({"layers": [1, 2, 3]}, 0),
+    ],
+)
+def test_an_error_of_one_record_says_which(changed: dict[str, Any], record: int) -> None:
+    with pytest.raises(RecordError) as caught:
+        make_trace(**speculative(**changed))
+    assert caught.value.record == record
 
 
 def test_an_empty_trace_is_refused() -> None:
