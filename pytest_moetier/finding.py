@@ -127,11 +127,13 @@ class Bound:
     Attributes:
         id: stable name, shown with every verdict.
         value: name of the value that a test hands to :func:`judge`.
-        cell: shell pattern of the cell ids it holds for (``*`` for all, and for findings over several cells).
+        cell: shell pattern of the ids it holds for: of cells, or ``MODEL-DOMAIN`` of a trace and ``MODEL`` of a
+            finding over the traces of a model (``*`` for all, and for findings over several cells).
         minimum: smallest value that supports it, or None.
         maximum: largest value that supports it, or None.
         source: where the bound comes from (paper section, or how it was learned).
         needs: invariants that must be held, not merely unbroken.
+        iterations: fewest and most engine iterations of a trace that the source speaks of; None: no limit.
     """
 
     id: str
@@ -141,6 +143,7 @@ class Bound:
     maximum: float | None
     source: str
     needs: tuple[str, ...]
+    iterations: tuple[int | None, int | None] = (None, None)
 
     @property
     def text(self) -> str:
@@ -156,6 +159,18 @@ class Bound:
     def holds(self, value: float) -> bool:
         """Return whether ``value`` is inside the bound."""
         return (self.minimum is None or value >= self.minimum) and (self.maximum is None or value <= self.maximum)
+
+    def beyond(self, lengths: Iterable[int]) -> str:
+        """Return why traces of so many iterations are not what the source speaks of; "" when they are.
+
+        Skew, coverage and the sharpness of hot sets change with the length of a trace.
+        """
+        low, high = self.iterations
+        for length in lengths:
+            if (low is not None and length < low) or (high is not None and length > high):
+                span = f"{low or 1} or more" if high is None else f"{low}" if low == high else f"{low or 1} to {high}"
+                return f"the trace has {length} iterations, the source speaks of {span}"
+        return ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,9 +241,10 @@ def judge(bound: Bound, value: float | None, runs: Iterable[ProvedRun], reason: 
     return Judgement(bound, value, SUPPORTED if bound.holds(value) else REFUTED, "")
 
 
-def bounds_for(bounds: Iterable[Bound], cell: Cell | None) -> list[Bound]:
-    """Return the bounds that hold for ``cell``; for None, those over several cells."""
-    return [one for one in bounds if cell is None or fnmatch.fnmatchcase(cell.id, one.cell)]
+def bounds_for(bounds: Iterable[Bound], cell: Cell | Sequence[str] | None) -> list[Bound]:
+    """Return the bounds that hold for ``cell``, or for any of these ids; for None, those over several cells."""
+    ids = [cell.id] if isinstance(cell, Cell) else cell
+    return [one for one in bounds if ids is None or any(fnmatch.fnmatchcase(each, one.cell) for each in ids)]
 
 
 def load_bounds(text: str, where: str) -> tuple[Bound, ...]:
@@ -325,11 +341,14 @@ def _bound(one: Any, where: str) -> Bound:  # noqa: ANN401 - straight from YAML,
             maximum=high,
             source=str(one["source"]),
             needs=_names(one.get("needs")),
+            iterations=_span(one.get("iterations")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"no {error.args[0]}" if isinstance(error, KeyError) else error
         raise InputError(
-            f"{where}: unreadable bound {one!r} ({why})", "id, value, min or max, source; needs is a list", _MEND
+            f"{where}: unreadable bound {one!r} ({why})",
+            "id, value, min or max, source; needs is a list, iterations a pair",
+            _MEND,
         ) from error
 
 
@@ -347,6 +366,14 @@ def _names(value: Any) -> tuple[str, ...]:  # noqa: ANN401 - straight from YAML,
     if unknown := sorted(set(names) - INVARIANTS):
         raise ValueError(f"needs {unknown}, which no proof has")
     return names
+
+
+def _span(value: Any) -> tuple[int | None, int | None]:  # noqa: ANN401 - straight from YAML, checked here
+    if value is None:
+        return None, None
+    if not isinstance(value, list) or len(value) != 2 or any(type(one) not in {int, type(None)} for one in value):
+        raise TypeError(f"iterations is {value!r}, not the fewest and the most")
+    return value[0], value[1]
 
 
 def _limit(value: Any) -> float | None:  # noqa: ANN401 - straight from YAML, checked here

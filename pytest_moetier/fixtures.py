@@ -1,24 +1,33 @@
-"""What a bench test asks for: ``moetier_cell`` (one measured cell) and ``moetier_curve`` (all cells of a finding).
+"""What a bench test asks for.
 
-Importing this module is cheap; numpy, yaml and rich come in when the first cell is measured.
+``moetier_cell`` is one measured cell and ``moetier_curve`` all cells of a finding; ``moetier_routing`` is one studied
+trace and ``moetier_domains`` the traces of one model, a domain each.
+
+Importing this module is cheap; numpy, yaml and rich come in when the first cell is measured or trace studied.
 """
 
 from __future__ import annotations
 
 import contextlib
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 from pytest_moetier.errors import AccountingError, MoetierError, UnsupportedHostError
-from pytest_moetier.settings import session_of
-from pytest_moetier.verdicts import Handle, MoetierSession
+from pytest_moetier.routing import OWN, UNITS
+from pytest_moetier.settings import option, session_of
+from pytest_moetier.verdicts import About, Handle, Judge, MoetierSession
 
 if TYPE_CHECKING:
     from pytest_moetier.campaign import CellResult
     from pytest_moetier.cell import Cell
     from pytest_moetier.finding import Metric
+    from pytest_moetier.routing import HitRates, Study, Subject
+    from pytest_moetier.trace.locality import Locality
+    from pytest_moetier.trace.records import Trace
 
 
 class CellHandle(Handle):
@@ -171,6 +180,177 @@ def _break(error: MoetierError | None, benchmark: Any) -> NoReturn:  # noqa: ANN
 def moetier_curve(request: pytest.FixtureRequest) -> CurveHandle:
     """All cells that the session has measured; empty (the verdict is then not_examined) when none were selected."""
     return CurveHandle(request, session_of(request.config))
+
+
+class _TraceJudge(Judge):
+    """A test's values of one or several studied traces."""
+
+    over = False
+    """Whether the finding is one over several traces."""
+
+    def __init__(
+        self, request: pytest.FixtureRequest, session: MoetierSession, studies: Sequence[Study], about: About
+    ) -> None:
+        """Make the test's record, so that a test that asserts by itself has one too."""
+        super().__init__(request, session)
+        record = session.record(request.node, about.label)
+        record.accounting = [one.accounting() for one in studies]
+        record.traced, record.over = True, self.over
+        self._about = about
+        self._model = "a model of other dimensions" if studies[0].model == OWN else studies[0].model
+
+    def conclude(self, values: Mapping[str, float | None], reason: str = "undefined for this trace") -> None:
+        """Judge values by name against the bounds that hold here; the verdict becomes the test's outcome.
+
+        Args:
+            values: what was measured; None or NaN where there is nothing to measure.
+            reason: why a value is None.
+        """
+        __tracebackhide__ = True
+        found = {name: None if value is None or math.isnan(value) else value for name, value in values.items()}
+        self._note(found)
+        unbound = f"no bound holds for {self._model}; expected one in bounds.yaml beside the test, or in a profile"
+        self.settle(found, self._about, reason, unbound)
+
+    def not_examined(self, reason: str, values: Mapping[str, float | None] | None = None) -> None:
+        """End the test as not_examined, with the reason and the values that were measured all the same."""
+        __tracebackhide__ = True
+        self._note(values or {})
+        said = ", ".join(f"{name} is {value:.6g}" for name, value in (values or {}).items() if value is not None)
+        self.give_up(reason, self._about.label, said)
+
+    def _note(self, values: Mapping[str, float | None]) -> None:
+        self.session.record(self.request.node, self._about.label).metrics = _metrics(values)
+
+
+def _metrics(values: Mapping[str, float | None]) -> dict[str, Metric]:
+    from pytest_moetier.finding import Metric  # noqa: PLC0415
+
+    return {
+        name: Metric(name, UNITS.get(name, ("share", ""))[0], "neither", (float(value),))
+        for name, value in values.items()
+        if value is not None
+    }
+
+
+_SYNTHETIC = ", on a synthetic trace: it tests the generator, not the model"
+
+
+class RoutingHandle(_TraceJudge):
+    """One trace and its statistics, studied once in a session.
+
+    Attributes:
+        study: the subject, its trace and its statistics.
+    """
+
+    def __init__(self, request: pytest.FixtureRequest, session: MoetierSession, study: Study) -> None:
+        """Bind a study to the requesting test."""
+        remark = _SYNTHETIC if study.trace.synthetic else ""
+        about = About(study.subject.id, study.ids, iterations=(study.trace.n_iterations,), remark=remark)
+        super().__init__(request, session, [study], about)
+        self.study = study
+
+    @property
+    def locality(self) -> Locality:
+        """The statistics of the trace's decode passes."""
+        return self.study.locality
+
+    @property
+    def trace(self) -> Trace:
+        """The trace."""
+        return self.study.trace
+
+    @property
+    def model(self) -> str:
+        """The model whose dimensions the trace has, or ``own``."""
+        return self.study.model
+
+    def judge(self, *names: str) -> None:
+        """Judge figures of the trace by name (see ``routing.Study.figures``)."""
+        __tracebackhide__ = True
+        figures = self.study.figures()
+        self.conclude({name: figures[name] for name in names})
+
+    def store(self, benchmark: Any) -> None:  # noqa: ANN401 - pytest-benchmark's fixture, or None
+        """Hand the seconds that the statistics took, and every figure, to pytest-benchmark."""
+        from pytest_moetier.history import trace_info  # noqa: PLC0415
+
+        if benchmark is None:
+            return
+        finding = self.session.record(self.request.node, self.study.subject.id).finding
+        info = trace_info(finding, self.study.accounting(), _metrics(self.study.figures()))
+        benchmark.extra_info["moetier"] = info
+        benchmark.pedantic(lambda: self.session.clock.advance(self.study.seconds), rounds=1)
+
+
+class DomainsHandle(_TraceJudge):
+    """The traces of one model, one a domain.
+
+    Attributes:
+        studies: one per domain.
+    """
+
+    over = True
+
+    def __init__(self, request: pytest.FixtureRequest, session: MoetierSession, studies: Sequence[Study]) -> None:
+        """Bind a group's studies to the requesting test."""
+        first = studies[0]
+        made = sum(one.trace.synthetic for one in studies)
+        remark = _SYNTHETIC.replace("a synthetic trace: it tests", "synthetic traces: they test") if made else ""
+        lengths = tuple(one.trace.n_iterations for one in studies)
+        ids = (first.model, first.subject.group)
+        super().__init__(request, session, studies, About(first.subject.group, ids, iterations=lengths, remark=remark))
+        self.studies = studies
+
+    @property
+    def model(self) -> str:
+        """The model whose dimensions the traces have, or ``own``."""
+        return self.studies[0].model
+
+    def hit_rates(self) -> list[HitRates]:
+        """Return what caches of each layer hit, one entry a domain.
+
+        Raises:
+            MoetierError: a trace is too short or too long to be simulated.
+        """
+        return [self.session.studies.rates(one.subject) for one in self.studies]
+
+
+@pytest.fixture
+def moetier_routing(request: pytest.FixtureRequest) -> RoutingHandle:
+    """One subject's trace; the first use in a session studies the traces of all selected tests."""
+    session = session_of(request.config)
+    (study,) = _studied(request, session, [request.param])
+    return RoutingHandle(request, session, study)
+
+
+@pytest.fixture
+def moetier_domains(request: pytest.FixtureRequest) -> DomainsHandle:
+    """The traces of one model; not_examined where they are of several."""
+    session = session_of(request.config)
+    handle = DomainsHandle(request, session, _studied(request, session, request.param))
+    shapes = sorted({study.shape for study in handle.studies})
+    if len(shapes) > 1:
+        told = ", ".join(f"{layers} layers x {experts} experts, k {k}" for layers, experts, k in shapes)
+        handle.not_examined(f"the traces are of different models ({told}); expected one; next: give those of one model")
+    return handle
+
+
+def _studied(request: pytest.FixtureRequest, session: MoetierSession, chosen: Sequence[Subject]) -> list[Study]:
+    """Return the studies; end the test as an error, with one message, where a trace cannot be read."""
+    asked = [name for name in ("json", "learn", "compare") if option(request.config, name)]
+    if asked and hasattr(request.config, "workerinput"):
+        pytest.fail(
+            f"--moetier-{asked[0]} needs all verdicts in one process, and -n (pytest-xdist) spreads them over several;"
+            " expected one of the two; next: run without -n",
+            pytrace=False,
+        )
+    studies = session.studied(request.session.items)
+    found = [studies.known(one) for one in chosen]
+    for one in found:
+        if isinstance(one, MoetierError):
+            pytest.fail(str(one), pytrace=False)
+    return [one for one in found if not isinstance(one, MoetierError)]
 
 
 class WithBenchmark:

@@ -26,6 +26,8 @@ SCHEMA_VERSION = 1
 
 _COMPARABLE = ("pool_id", "plan_crc", "iterations", "threads")
 """Two sessions are compared only when these agree: otherwise their numbers do not mean the same."""
+_COMPARABLE_TRACES = ("layers", "experts", "k", "iterations", "synthetic")
+"""Likewise for the statistics of a trace, which are of interest just when its content is another."""
 
 
 def extra_info(
@@ -43,6 +45,24 @@ def extra_info(
         "metrics": {name: metric_json(metric) for name, metric in metrics.items()},
         "proof": [proof_json(run.proof) for run in runs],
         "rounds": [{"round": run.run.round, "order": run.run.order} for run in runs],
+    }
+    validate(info)
+    return info
+
+
+def trace_info(finding: str, accounting: Mapping[str, Any], metrics: Mapping[str, Metric]) -> dict[str, Any]:
+    """Return ``extra_info["moetier"]`` of one studied trace: plain JSON types only.
+
+    Raises:
+        HarnessError: a value is not finite, or not a plain number.
+    """
+    info = {
+        "schema_version": SCHEMA_VERSION,
+        "cell": {"id": accounting["subject"], "finding": finding, "domain": accounting["domain"]},
+        "context": dict(accounting),
+        "metrics": {name: metric_json(metric) for name, metric in metrics.items()},
+        "proof": [],
+        "rounds": [],
     }
     validate(info)
     return info
@@ -109,23 +129,28 @@ class Comparison:
         return self.now / self.then if self.then else math.inf
 
 
-def latest_stored(config: pytest.Config) -> tuple[str, Mapping[str, Any]] | None:
-    """Return (file, cells by id) of the newest stored session that has metrics of ours, or None."""
+def latest_stored(config: pytest.Config, *, traces: bool = False) -> tuple[str, Mapping[str, Any]] | None:
+    """Return (file, cells by id) of the newest stored session that has metrics of ours, or None.
+
+    Args:
+        config: pytest's own.
+        traces: whether statistics of traces are wanted, by the id of their subjects, instead of cells.
+    """
     session = getattr(config, "_benchmarksession", None)
     if session is None:
         return None
     for path, data in reversed(list(session.storage.load())):
-        cells = dict(found for one in data["benchmarks"] if (found := _stored_cell(one)) is not None)
+        cells = dict(found for one in data["benchmarks"] if (found := _stored_cell(one, traces=traces)) is not None)
         if cells:
             return str(path), cells
     return None
 
 
-def _stored_cell(benchmark: Any) -> tuple[str, Mapping[str, Any]] | None:  # noqa: ANN401 - any JSON value
+def _stored_cell(benchmark: Any, *, traces: bool) -> tuple[str, Mapping[str, Any]] | None:  # noqa: ANN401 - any JSON
     """Return (cell id, metrics and context) of a stored benchmark of ours; None for another tool's or a damaged one."""
     try:
         info = benchmark["extra_info"]["moetier"]
-        if info["schema_version"] != SCHEMA_VERSION:
+        if info["schema_version"] != SCHEMA_VERSION or ("domain" in info["cell"]) != traces:
             return None
         metrics = {
             str(name): {"values": [float(value) for value in one["values"]]} for name, one in info["metrics"].items()
@@ -157,13 +182,35 @@ def compare(
     stored: Mapping[str, Any], current: Mapping[str, Mapping[str, Metric]], context: Context, names: Sequence[str]
 ) -> tuple[list[Comparison], list[str]]:
     """Return the comparisons of metrics ``names``, and a line with the reason for every cell that has none."""
+    now = {name: getattr(context, name) for name in _COMPARABLE}
+    return _compared(stored, current, dict.fromkeys(current, now), names)
+
+
+def compare_traces(
+    stored: Mapping[str, Any],
+    current: Mapping[str, Mapping[str, Metric]],
+    accounting: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
+) -> tuple[list[Comparison], list[str]]:
+    """Return what ``compare`` does, for the statistics of traces by subject and the accounting of each."""
+    now = {one: {name: accounting[one][name] for name in _COMPARABLE_TRACES} for one in current}
+    return _compared(stored, current, now, names)
+
+
+def _compared(
+    stored: Mapping[str, Any],
+    current: Mapping[str, Mapping[str, Metric]],
+    contexts: Mapping[str, Mapping[str, Any]],
+    names: Sequence[str],
+) -> tuple[list[Comparison], list[str]]:
     found, refused = [], []
     for cell_id, metrics in current.items():
         then = stored.get(cell_id)
         if then is None:
             refused.append(f"{cell_id}: not in the stored session")
             continue
-        apart = [name for name in _COMPARABLE if (then.get("context") or {}).get(name) != getattr(context, name)]
+        old = then.get("context") or {}
+        apart = [name for name, value in contexts[cell_id].items() if old.get(name) != value]
         if apart:
             refused.append(f"{cell_id}: another {', '.join(apart)} in the stored session")
             continue

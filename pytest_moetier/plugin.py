@@ -10,13 +10,17 @@ import pytest
 
 from pytest_moetier import __version__, fixtures
 from pytest_moetier.settings import session_of
-from pytest_moetier.verdicts import KNOWN, SESSION, VERDICT
+from pytest_moetier.verdicts import KNOWN, SESSION, VERDICT, label_of
 
 EXIT_INVALID = 10
 """pytest's exit status when nothing failed but at least one run's accounting was not proved."""
 
 _CELL_ID = re.compile(r"\[C[^\]]+-(cgroup|balloon|memboot)-mglru_")
 """What the ids of cells look like, for a process that has the ids alone (see ``Cell.id``)."""
+
+_ON_CELLS = {"moetier_cell", "moetier_curve"}
+_ON_TRACES = {"moetier_routing", "moetier_domains"}
+_OVER_SEVERAL = {"moetier_curve", "moetier_domains"}
 
 # name, default, metavar, help; the ini twin of --moetier-NAME is moetier_NAME.
 _OPTIONS = (
@@ -71,14 +75,25 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Parametrise ``moetier_cell`` from the options and the ``moetier`` marker alone: no hardware is touched."""
-    if "moetier_cell" not in metafunc.fixturenames:
-        return
-    from pytest_moetier.settings import cells_for  # noqa: PLC0415
+    """Parametrise cells and traces from the options and the ``moetier`` marker alone: no hardware is touched."""
+    if "moetier_cell" in metafunc.fixturenames:
+        from pytest_moetier.settings import cells_for  # noqa: PLC0415
 
-    cells = cells_for(metafunc.config, metafunc.definition)
-    params = [pytest.param(cell, id=cell.id, marks=_cell_marks(cell)) for cell in cells]
-    metafunc.parametrize("moetier_cell", params, indirect=True)
+        cells = cells_for(metafunc.config, metafunc.definition)
+        params = [pytest.param(cell, id=cell.id, marks=_cell_marks(cell)) for cell in cells]
+        metafunc.parametrize("moetier_cell", params, indirect=True)
+    for name in sorted(_ON_TRACES.intersection(metafunc.fixturenames)):
+        metafunc.parametrize(name, _subject_params(metafunc.config, grouped=name in _OVER_SEVERAL), indirect=True)
+
+
+def _subject_params(config: pytest.Config, *, grouped: bool) -> list[Any]:
+    from pytest_moetier.settings import subjects_for  # noqa: PLC0415
+
+    chosen = subjects_for(config)
+    if not grouped:
+        return [pytest.param(one, id=one.id) for one in chosen]
+    groups = dict.fromkeys(one.group for one in chosen)
+    return [pytest.param(tuple(one for one in chosen if one.group == group), id=group) for group in groups]
 
 
 def _cell_marks(cell: Any) -> list[pytest.MarkDecorator]:  # noqa: ANN401 - cell.Cell, not imported for every project
@@ -97,14 +112,14 @@ def _cell_marks(cell: Any) -> list[pytest.MarkDecorator]:  # noqa: ANN401 - cell
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Run findings over several cells last, and give every cell the clock of its recorded durations."""
-    ours = [item for item in items if _fixtures(item) & {"moetier_cell", "moetier_curve"}]
+    """Run findings over several cells or traces last, and give what is timed the clock of its recorded durations."""
+    ours = [item for item in items if _is_ours(item)]
     if not ours:
         return
-    items.sort(key=lambda item: "moetier_curve" in _fixtures(item))
+    items.sort(key=lambda item: not _OVER_SEVERAL.isdisjoint(_fixtures(item)))
     if config.pluginmanager.hasplugin("benchmark") and not config.option.collectonly:
         for item in ours:
-            if "moetier_cell" in _fixtures(item):
+            if "moetier_benchmark" in _fixtures(item):
                 # A cell that is skipped has nothing to time; pytest-benchmark would warn of each.
                 item.add_marker(pytest.mark.filterwarnings("ignore:Benchmark fixture was not used"))
                 group = f"moetier: {getattr(item, 'originalname', item.name)}"
@@ -113,7 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:  # noqa: ANN401 - xdist's own type
-    """Refuse to measure side by side."""
+    """Refuse to measure side by side; findings on traces may share the host."""
     del node
     if any(_CELL_ID.search(one) for one in ids):
         raise pytest.UsageError(
@@ -122,17 +137,26 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:  #
         )
 
 
+def _is_ours(item: pytest.Item) -> bool:
+    return not _fixtures(item).isdisjoint(_ON_CELLS | _ON_TRACES)
+
+
 def _fixtures(item: pytest.Item) -> set[str]:
     return set(getattr(item, "fixturenames", ()))
 
 
 def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Item]) -> list[str]:
     """Say what this session measures on: only when it measures at all."""
-    if config.option.collectonly or not any("moetier_cell" in _fixtures(item) for item in items):
+    if config.option.collectonly or not any(_is_ours(item) for item in items):
         return []
-    from pytest_moetier.report import header_lines  # noqa: PLC0415
+    from pytest_moetier.report import header_lines, routing_lines  # noqa: PLC0415
+    from pytest_moetier.verdicts import subjects_of  # noqa: PLC0415
 
-    return header_lines(__version__, session_of(config))
+    session = session_of(config)
+    chosen = {one.id: one for item in items for one in subjects_of(item)}
+    cells = any("moetier_cell" in _fixtures(item) for item in items)
+    lines = header_lines(__version__, session) if cells else []
+    return lines + (routing_lines(__version__, session, list(chosen.values())) if chosen else [])
 
 
 @pytest.hookimpl(wrapper=True)
@@ -141,7 +165,7 @@ def pytest_runtest_makereport(
 ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Give verdicts their place in pytest's terms."""
     report = yield
-    if SESSION in item.config.stash and not _fixtures(item).isdisjoint({"moetier_cell", "moetier_curve"}):
+    if SESSION in item.config.stash and _is_ours(item):
         from pytest_moetier.settings import option  # noqa: PLC0415
 
         _translate(item, call, report, refuted_fails=option(item.config, "refuted") == "fail")
@@ -157,7 +181,7 @@ def _translate(
     if call.excinfo is not None and call.excinfo.errisinstance(AccountingError):
         verdict = "invalid"
         session = session_of(item.config)
-        session.verdict(item, item.callspec.params.get("moetier_cell"), verdict, [], str(call.excinfo.value))  # type: ignore[attr-defined]
+        session.verdict(item, label_of(item), verdict, [], str(call.excinfo.value))
         report.longrepr = f"INVALID: {call.excinfo.value}"
     elif verdict is None and call.when == "call" and item.nodeid in session_of(item.config).records:
         verdict = _own_verdict(item, call)
@@ -181,7 +205,7 @@ def _own_verdict(item: pytest.Item, call: pytest.CallInfo[None]) -> str | None:
         verdict, reason = "refuted", call.excinfo.exconly()
     else:
         return None
-    session_of(item.config).verdict(item, item.callspec.params.get("moetier_cell"), verdict, [], reason)  # type: ignore[attr-defined]
+    session_of(item.config).verdict(item, label_of(item), verdict, [], reason)
     return verdict
 
 

@@ -7,7 +7,7 @@ import platform
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from io import StringIO
@@ -21,8 +21,9 @@ from rich.table import Table
 from pytest_moetier.campaign import CellResult
 from pytest_moetier.errors import InputError, MoetierError
 from pytest_moetier.finding import PROFILE_FORMAT, Metric, metrics_of
-from pytest_moetier.history import SCHEMA_VERSION, compare, metric_json, proof_json
+from pytest_moetier.history import SCHEMA_VERSION, Comparison, compare, compare_traces, metric_json, proof_json
 from pytest_moetier.host.probe import host_facts
+from pytest_moetier.routing import GIVEN, RECORDED, SYNTHETIC, UNITS, Subject
 from pytest_moetier.settings import option
 from pytest_moetier.units import format_bytes, format_seconds
 from pytest_moetier.verdicts import MoetierSession, Record
@@ -30,6 +31,8 @@ from pytest_moetier.verdicts import MoetierSession, Record
 _RULED = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 """Columns two apart and a rule under the head: ASCII, so that a log or a mail keeps it."""
 _COMPARED = ("seconds_per_iteration", "device_bytes", "amplification")
+_COMPARED_TRACES = ("zipf_slope", "reuse_w1", "reuse_w64", "pool_coverage")
+_UNCUT = 1000
 _WIDTH = 200  # wider than any table of ours: a row is never cut; a narrow terminal wraps it
 
 
@@ -45,6 +48,23 @@ def header_lines(version: str, session: MoetierSession) -> list[str]:
     ]
 
 
+def routing_lines(version: str, session: MoetierSession, chosen: Sequence[Subject]) -> list[str]:
+    """Return the lines that say which traces a session's routing findings rest on."""
+    told = []
+    made = [one for one in chosen if one.origin == SYNTHETIC]
+    if made:
+        models, domains = (dict.fromkeys(getattr(one, name) for one in made) for name in ("preset", "domain"))
+        told.append(f"synthetic (seed {session.studies.seed}): {', '.join(models)} x {', '.join(domains)}")
+    told += [f"{one.id}: {one.path}" for one in chosen if one.origin == GIVEN]
+    recorded = [one.id for one in chosen if one.origin == RECORDED]
+    told += [f"recorded: {', '.join(recorded)}"] if recorded else []
+    profile = session.profile.name if session.profile else "none"
+    return [
+        f"moetier: {version}, findings on {len(chosen)} trace{'s' * (len(chosen) > 1)} (no pool, device or root is needed), profile {profile}",
+        *(f"moetier: traces {each}" for each in told),
+    ]
+
+
 def terminal_summary(terminal: Any, session: MoetierSession) -> None:  # noqa: ANN401 - pytest's TerminalReporter
     """Print one table per finding and a line for everything that is not simply supported."""
     if not session.records:
@@ -53,16 +73,22 @@ def terminal_summary(terminal: Any, session: MoetierSession) -> None:  # noqa: A
     terminal.section("moetier", sep="=")
     for finding in sorted({record.finding for record in session.records.values()}):
         records = [record for record in session.records.values() if record.finding == finding]
-        terminal.write_line(_rendered(_table(finding, records, session), terminal.hasmarkup))
+        cells = [record for record in records if not record.traced]
+        if cells:
+            terminal.write_line(_rendered(_table(finding, cells, session), terminal.hasmarkup))
+        for line in _routing(finding, [record for record in records if record.traced], markup=terminal.hasmarkup):
+            terminal.write_line(line)
     for line in _remarks(session):
         terminal.write_line(line)
     if option(session.config, "compare"):
-        _comparison(terminal, session)
+        for line in _comparison(session, markup=terminal.hasmarkup):
+            terminal.write_line(line)
 
 
-def _rendered(table: Table, markup: bool) -> str:  # noqa: FBT001 - a terminal's property
+def _rendered(table: Table, markup: bool, width: int = 0) -> str:  # noqa: FBT001 - a terminal's property
     text = StringIO()
-    Console(file=text, width=_WIDTH, force_terminal=markup, no_color=not markup).print(table)
+    console = Console(file=text, width=width or _WIDTH, force_terminal=markup, no_color=not markup)
+    console.print(table)
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
 
 
@@ -126,6 +152,87 @@ def _figures(record: Record) -> list[str]:
     ]
 
 
+_MARKS = {"supported": "s", "refuted": "r", "not_examined": "n"}
+_MARK_LEGEND = "s supported, r refuted, n not examined (no bound holds here, or it speaks of other traces)"
+
+
+def _routing(finding: str, records: Sequence[Record], *, markup: bool) -> list[str]:
+    """Return the tables of the findings on traces: a row per trace, and below a row per finding over several."""
+    lines = []
+    alone, over = ([one for one in records if one.over == several] for several in (False, True))
+    if alone:
+        lines += [_title(f"{finding}: traces", alone), _rendered(_subject_table(alone), markup, _UNCUT)]
+    if over:
+        lines += [_title(f"{finding}: over domains", over), _rendered(_domains_table(over), markup)]
+    orders = sorted({str(each["order"]) for one in records for each in one.accounting})
+    if orders:
+        lines.append(f"{_MARK_LEGEND}; order within a pass: {', '.join(orders)}")
+    return lines
+
+
+def _subject_table(records: Sequence[Record]) -> Table:
+    rows: dict[str, list[Record]] = {}
+    for record in records:
+        rows.setdefault(str(record.cell), []).append(record)
+    names = list(dict.fromkeys(name for record in records for name in record.metrics))
+    origins = {_origin(record) for record in records}
+    table = Table(box=_RULED)
+    table.add_column("trace", no_wrap=True)
+    for name in names:
+        table.add_column(_head(name), justify="right", no_wrap=True)
+    for subject, tests in rows.items():
+        found = {name: _marked(record, name) for record in tests for name in record.metrics}
+        table.add_row(_named(subject, _origin(tests[0]), origins), *(found.get(name, "") for name in names))
+    return table
+
+
+def _domains_table(records: Sequence[Record]) -> Table:
+    origins = {_origin(record) for record in records}
+    table = Table(box=_RULED)
+    for name in ("traces", "finding", "values", "verdict"):
+        table.add_column(name, no_wrap=name != "values")
+    for record in records:
+        values = ", ".join(f"{_head(name)} {_marked(record, name)}" for name in record.metrics)
+        verdict = f"[{_COLOURS[record.verdict]}]{record.verdict}[/]"
+        table.add_row(_named(str(record.cell), _origin(record), origins), _test_word(record), values, verdict)
+    return table
+
+
+def _title(words: str, records: Iterable[Record]) -> str:
+    """Name the origin of all traces at once where it is one; otherwise each row names its own."""
+    origins = {_origin(record) for record in records}
+    return f"{words} ({', '.join(origins)})" if len(origins) == 1 else words
+
+
+def _named(subject: str, origin: str, origins: Collection[str]) -> str:
+    return subject if len(origins) == 1 else f"{subject} ({origin})"
+
+
+def _origin(record: Record) -> str:
+    """Return ``synthetic`` whoever gave the trace, else ``given`` or ``recorded``."""
+    words = {SYNTHETIC if each["synthetic"] else str(each["origin"]) for each in record.accounting}
+    return ", ".join(sorted(words))
+
+
+def _test_word(record: Record) -> str:
+    return record.test.partition("[")[0].removeprefix("test_")
+
+
+def _head(name: str) -> str:
+    return UNITS.get(name, ("", ""))[1] or name
+
+
+def _marked(record: Record, name: str) -> str:
+    """Return a value and the mark of the worst verdict on it."""
+    found = {one.verdict for one in record.judgements if one.bound.value == name}
+    verdict = next((one for one in ("refuted", "not_examined", "supported") if one in found), "not_examined")
+    metric = record.metrics[name]
+    value = metric.median
+    counted = metric.unit not in {"share", "ratio"} and value == int(value)
+    text = f"{value:.0f}" if counted else f"{value:.3f}" if value < 10 else f"{value:.4g}"
+    return f"{text}[{_COLOURS[verdict]}]{_MARKS[verdict]}[/]"
+
+
 def _range(metric: Metric) -> str:
     return f"{min(metric.values) * 1e3:.4g}-{max(metric.values) * 1e3:.4g}"
 
@@ -139,15 +246,33 @@ def _plain(metric: Metric | None) -> str:
 
 
 def _remarks(session: MoetierSession) -> list[str]:
+    records = list(session.records.values())
     lines = [f"note: {note}" for note in session.campaign.notes]
     lines += [f"warning: {text}" for one in session.campaign.results.values() for text in one.warnings]
-    for record in session.records.values():
-        if record.verdict in {"refuted", "invalid", "not_examined"} and record.reason:
-            lines.append(f"{record.verdict} {record.cell or record.test}: {record.reason.splitlines()[0]}")
-    lines += [line for record in session.records.values() if (line := _lowered(record))]
-    counts = {name: sum(one.verdict == name for one in session.records.values()) for name in _COLOURS}
+    told = {(str(each["subject"]), text) for one in records for each in one.accounting for text in each["warnings"]}
+    lines += [f"warning: {subject}: {text}" for subject, text in sorted(told)]
+    for record in records:
+        one_by_one = {"refuted", "invalid"} if record.traced else {"refuted", "invalid", "not_examined"}
+        if record.verdict in one_by_one and record.reason:
+            where = f"{record.cell} {_test_word(record)}" if record.traced else record.cell or record.test
+            said = record.reason.splitlines()
+            lines += [f"{record.verdict} {where}: {line}" for line in (said if record.traced else said[:1])]
+    lines += _not_examined([one for one in records if one.traced and one.verdict == "not_examined"])
+    lines += [line for record in records if (line := _lowered(record))]
+    counts = {name: sum(one.verdict == name for one in records) for name in _COLOURS}
     lines.append("verdicts: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return lines
+
+
+def _not_examined(records: Iterable[Record]) -> list[str]:
+    """Return a line per reason and tests that share it: one reason is often that of every test of a trace."""
+    tests: dict[tuple[str, str], list[str]] = {}
+    for record in records:
+        tests.setdefault((record.why or record.reason, str(record.cell)), []).append(_test_word(record))
+    traces: dict[tuple[str, str], list[str]] = {}
+    for (why, trace), names in tests.items():
+        traces.setdefault((why, ", ".join(names)), []).append(trace)
+    return [f"not_examined {', '.join(each)} ({names}): {why}" for (why, names), each in traces.items()]
 
 
 def _lowered(record: Record) -> str:
@@ -159,26 +284,51 @@ def _lowered(record: Record) -> str:
     return f"flagged or unobserved {record.cell}: {said}" if said else ""
 
 
-def _comparison(terminal: Any, session: MoetierSession) -> None:  # noqa: ANN401 - pytest's TerminalReporter
-    stored, context = session.baseline, session.campaign.context
-    if stored is None or context is None:
-        terminal.write_line("compare: no stored session with metrics; store one with --benchmark-autosave")
-        return
-    path, cells = stored
+def _comparison(session: MoetierSession, *, markup: bool) -> list[str]:
+    """Return the tables of this session / the stored ones: cells and traces each with the newest that has such."""
+    lines = []
+    context = session.campaign.context
     current = {one.cell.id: metrics_of(one.runs) for one in session.campaign.results.values() if one.proved}
-    found, refused = compare(cells, current, context, _COMPARED)
-    terminal.write_line(f"this session / {path}")
+    if session.baseline is not None and context is not None:
+        path, cells = session.baseline
+        lines += _ratios(path, compare(cells, current, context, _COMPARED), current, _COMPARED, markup=markup)
+    traced = {str(one.cell): one for one in session.records.values() if one.traced and not one.over}
+    if session.routing_baseline is not None and traced:
+        path, stored = session.routing_baseline
+        figures = _figures_by_subject(session)
+        accounting = {subject: one.accounting[0] for subject, one in traced.items()}
+        found = compare_traces(stored, figures, accounting, _COMPARED_TRACES)
+        lines += _ratios(path, found, figures, _COMPARED_TRACES, markup=markup)
+    return lines or ["compare: no stored session with metrics; store one with --benchmark-autosave"]
+
+
+def _figures_by_subject(session: MoetierSession) -> dict[str, dict[str, Metric]]:
+    """Return the metrics of each trace, those of all its tests together."""
+    found: dict[str, dict[str, Metric]] = {}
+    for record in session.records.values():
+        if record.traced and not record.over:
+            found.setdefault(str(record.cell), {}).update(record.metrics)
+    return found
+
+
+def _ratios(
+    path: str,
+    compared: tuple[Sequence[Comparison], Sequence[str]],
+    cells: Iterable[str],
+    names: Sequence[str],
+    *,
+    markup: bool,
+) -> list[str]:
+    found, refused = compared
     table = Table(box=_RULED)
     table.add_column("cell", no_wrap=True)
-    for name in _COMPARED:
+    for name in names:
         table.add_column(name, justify="right")
-    for cell_id in current:
+    for cell_id in cells:
         ratios = {one.metric: one for one in found if one.cell == cell_id}
         if ratios:
-            table.add_row(cell_id, *(f"{ratios[name].ratio:.3f}x" if name in ratios else "" for name in _COMPARED))
-    terminal.write_line(_rendered(table, terminal.hasmarkup))
-    for line in refused:
-        terminal.write_line(f"compare: {line}")
+            table.add_row(cell_id, *(f"{ratios[name].ratio:.3f}x" if name in ratios else "" for name in names))
+    return [f"this session / {path}", _rendered(table, markup), *(f"compare: {line}" for line in refused)]
 
 
 def write_files(session: MoetierSession) -> list[str]:
@@ -240,6 +390,7 @@ def _document(session: MoetierSession) -> dict[str, Any]:
 
 def _result(record: Record) -> dict[str, Any]:
     proved = record.verdict != "invalid"
+    traced = {"synthetic": any(one["synthetic"] for one in record.accounting), "accounting": list(record.accounting)}
     return {
         "finding": record.finding,
         "test": record.test,
@@ -258,6 +409,7 @@ def _result(record: Record) -> dict[str, Any]:
         ],
         "metrics": {name: metric_json(metric) for name, metric in record.metrics.items()} if proved else {},
         "proof": [proof_json(proof) for proof in record.proofs],
+        **(traced if record.traced else {}),
     }
 
 
@@ -266,7 +418,10 @@ _LEARNED = (("device_bytes", 0.05), ("amplification", 0.05), ("seconds_per_itera
 
 
 def _learned(session: MoetierSession) -> dict[str, Any]:
-    """Return a profile of this host: each proved cell's own figures as bounds, and today's refutations as known."""
+    """Return a profile of this host: each proved cell's own figures as bounds, and today's refutations as known.
+
+    Statistics of traces are no figures of a host: of them, only the refutations are learned.
+    """
     facts = host_facts()
     context = session.campaign.context
     kind = " of a synthetic trace" if context is None or context.synthetic_trace else ""
@@ -284,7 +439,7 @@ def _learned(session: MoetierSession) -> dict[str, Any]:
         for one in record.judgements
         if one.verdict == "refuted"
     ]
-    if not bounds:
+    if not bounds and not any(record.traced for record in session.records.values()):
         raise InputError("no proved run to learn from", "at least one proved cell")
     return {
         "format": PROFILE_FORMAT,

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -18,6 +18,9 @@ from pytest_moetier.cell import MECHANISMS, MGLRU_STATES, Cell
 from pytest_moetier.errors import InputError
 from pytest_moetier.units import Capacity, parse_bytes
 from pytest_moetier.verdicts import SESSION, MoetierSession
+
+if TYPE_CHECKING:
+    from pytest_moetier.routing import Subject
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,6 +202,18 @@ def _cells(options: Options, chosen: dict[str, Any], finding: str) -> list[Cell]
     ]
 
 
+def subjects_for(config: pytest.Config) -> tuple[Subject, ...]:
+    """Return the subjects of the routing findings: the user's traces, or else the synthetic and the recorded ones.
+
+    Raises:
+        pytest.UsageError: an option cannot be used.
+    """
+    from pytest_moetier.routing import subjects  # noqa: PLC0415 - only where a test asks for traces
+
+    recorded = os.environ.get("MOETIER_TRACES", "")
+    return subjects(read_options(config).traces, Path(recorded) if recorded else None)
+
+
 def session_of(config: pytest.Config) -> MoetierSession:
     """Return the session's state, building it from the options on first use.
 
@@ -211,12 +226,13 @@ def session_of(config: pytest.Config) -> MoetierSession:
 
 
 def build_session(config: pytest.Config) -> MoetierSession:
-    """Return the session's campaign and profile, from the options."""
-    from pytest_moetier.campaign import Campaign, Settings  # noqa: PLC0415 - numpy and yaml only when a cell runs
+    """Return the session's campaign, traces to study and profile, from the options; neither pool nor file is read."""
+    from pytest_moetier.campaign import Campaign, Settings  # noqa: PLC0415 - numpy and yaml only when a test runs
     from pytest_moetier.finding import read_profile  # noqa: PLC0415
     from pytest_moetier.history import latest_stored, storage_problem  # noqa: PLC0415
     from pytest_moetier.host.probe import host_facts  # noqa: PLC0415
     from pytest_moetier.progress import reporter  # noqa: PLC0415
+    from pytest_moetier.routing import DEFAULT_SEED, Studies  # noqa: PLC0415
 
     options = read_options(config)
     if problem := storage_problem(config):
@@ -241,10 +257,15 @@ def build_session(config: pytest.Config) -> MoetierSession:
         profile = read_profile(name) if name else None
     except InputError as error:
         raise pytest.UsageError(f"pytest-moetier: {error}") from error
-    campaign = Campaign(settings, reporter(sys.__stderr__ or sys.stderr, config.get_verbosity()))
-    if len(options.traces) > 1:
-        campaign.notes.append(f"{len(options.traces)} traces given: cells replay the first, {options.traces[0][1]}")
+    report = reporter(sys.__stderr__ or sys.stderr, config.get_verbosity())
+    campaign = Campaign(settings, report)
     if profile is not None and (why := profile.host.mismatch(host_facts().match_facts())):
         campaign.notes.append(f"profile {profile.name} is not applied: {why}")
         profile = None
-    return MoetierSession(config, campaign, profile, options.rounds, latest_stored(config))
+    studies = Studies(DEFAULT_SEED if options.seed is None else options.seed, options.iterations)
+    session = MoetierSession(config, campaign, studies, profile, report)
+    if option(config, "compare"):
+        session.baseline, session.routing_baseline = latest_stored(config), latest_stored(config, traces=True)
+    if len(options.traces) > 1:
+        session.cell_notes.append(f"{len(options.traces)} traces given: cells replay the first, {options.traces[0][1]}")
+    return session

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import signal
 import threading
+import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
@@ -21,7 +23,9 @@ if TYPE_CHECKING:
     from pytest_moetier.campaign import Campaign, CellResult
     from pytest_moetier.cell import Cell
     from pytest_moetier.finding import Bound, Judgement, Metric, Profile
+    from pytest_moetier.progress import Reporter
     from pytest_moetier.proof import Proof, ProvedRun
+    from pytest_moetier.routing import Studies, Subject
 
 SESSION = pytest.StashKey["MoetierSession"]()
 VERDICT = pytest.StashKey[str]()
@@ -29,8 +33,7 @@ KNOWN = pytest.StashKey[str]()
 
 
 Baseline = tuple[str, Mapping[str, Any]]
-"""A stored session: its file, and ``extra_info["moetier"]`` by cell id."""
-
+"""A stored session: its file, and ``extra_info["moetier"]`` by the id of a cell or of a trace's subject."""
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -53,34 +56,67 @@ class VirtualClock:
 
 @dataclass(slots=True)
 class Record:
-    """What is known of one test: verdict, judged bounds, metrics and proofs."""
+    """What is known of one test: verdict, judged bounds, metrics and proofs.
+
+    Attributes:
+        finding: the finding it belongs to.
+        test: its name.
+        cell: the id of its cell, or of the subject or group of subjects of a finding on traces.
+        verdict: supported, refuted, not_examined or invalid.
+        reason: why, with the values.
+        why: the reason alone, the same for all tests that share it.
+        judgements: one per bound.
+        metrics: by name.
+        proofs: one per round.
+        accounting: of each trace that it rests on; empty for cells.
+        traced: a finding on traces.
+        over: a finding over several subjects.
+    """
 
     finding: str
     test: str
     cell: str | None
     verdict: str = "not_examined"
     reason: str = ""
+    why: str = ""
     judgements: list[Judgement] = field(default_factory=list)
     metrics: Mapping[str, Metric] = field(default_factory=dict)
     proofs: Sequence[Proof] = ()
+    accounting: Sequence[Mapping[str, Any]] = ()
+    traced: bool = False
+    over: bool = False
 
 
 class MoetierSession:
-    """The campaign, the profile, the clock and the verdicts of one pytest session."""
+    """The campaign, the studied traces, the profile, the clock and the verdicts of one pytest session.
+
+    Attributes:
+        baseline: the cells stored before the session began.
+        routing_baseline: the traces' statistics stored before it began.
+        cell_notes: what is to be said only when cells are measured.
+    """
 
     def __init__(
-        self, config: pytest.Config, campaign: Campaign, profile: Profile | None, rounds: int, baseline: Baseline | None
+        self, config: pytest.Config, campaign: Campaign, studies: Studies, profile: Profile | None, report: Reporter
     ) -> None:
-        """Tie the campaign to the session; nothing is measured yet. ``baseline`` was stored before it began."""
+        """Tie the campaign and the traces to the session; nothing is measured or read yet."""
         self.config = config
         self.campaign = campaign
+        self.studies = studies
         self.profile = profile
-        self.baseline = baseline
-        self.rounds = rounds
+        self.baseline: Baseline | None = None
+        self.routing_baseline: Baseline | None = None
+        self.cell_notes: list[str] = []
         self.clock = VirtualClock()
         self.records: dict[str, Record] = {}
         self.unwritten: list[str] = []
+        self._report = report
         self._caught: list[signal.Signals] = []
+
+    @property
+    def rounds(self) -> int:
+        """Repetitions of every cell."""
+        return self.campaign.settings.rounds
 
     def close(self) -> None:
         """Give the host back, and the signals their usual meaning. Safe to call twice."""
@@ -102,16 +138,51 @@ class MoetierSession:
         """Return all results, measuring every selected cell of the session on the first call."""
         cells = [item.callspec.params["moetier_cell"] for item in items if _has_cell(item)]  # type: ignore[attr-defined]
         self._catch_signals()
-        capture = self.config.pluginmanager.getplugin("capturemanager")
-        if capture is None or len(self.campaign.results) == len({cell.id for cell in cells}):
+        self.campaign.notes += self.cell_notes
+        self.cell_notes = []
+        if len(self.campaign.results) == len({cell.id for cell in cells}):
             return self.campaign.measure(cells)
-        with capture.global_and_fixture_disabled():
+        with self._uncaptured():
             return self.campaign.measure(cells)
 
-    def record(self, node: pytest.Item, cell: Cell | None) -> Record:
-        """Return the record of ``node``, made on first use."""
-        finding = cell.finding if cell else node.path.stem.removeprefix("test_")
-        return self.records.setdefault(node.nodeid, Record(finding, node.name, cell.id if cell else None))
+    def studied(self, items: Iterable[pytest.Item]) -> Studies:
+        """Return the studies, with every trace that the selected tests ask for studied on the first call."""
+        chosen = {one.id: one for item in items for one in subjects_of(item)}
+        pending = self.studies.pending(list(chosen.values()))
+        if pending:
+            with self._uncaptured(), self._report:
+                self._study(pending)
+        return self.studies
+
+    def _study(self, pending: Sequence[Subject]) -> None:
+        from pytest_moetier.progress import Progress  # noqa: PLC0415
+        from pytest_moetier.units import format_seconds  # noqa: PLC0415
+
+        total = len(pending)
+        started = time.monotonic()
+        self._report(Progress(0, total, None, f"reading or generating {total} trace{'s' * (total > 1)}", 0, 0, 0.0))
+        for done, subject in enumerate(pending, 1):
+            began = time.monotonic()
+            self.studies.known(subject)
+            now = time.monotonic()
+            phase = f"[{done}/{total}] {subject.id}: {format_seconds(now - began)}"
+            self._report(Progress(done % total, total, None, phase, 0, 0, now - started))
+
+    def _uncaptured(self) -> AbstractContextManager[None]:
+        """Return a context in which progress reaches the terminal."""
+        capture = self.config.pluginmanager.getplugin("capturemanager")
+        context: AbstractContextManager[None] = (
+            nullcontext() if capture is None else capture.global_and_fixture_disabled()
+        )
+        return context
+
+    def record(self, node: pytest.Item, cell: Cell | str | None) -> Record:
+        """Return the record of ``node``, made on first use; ``cell`` may be the id of something that is no cell."""
+        if cell is None or isinstance(cell, str):
+            finding, label = node.path.stem.removeprefix("test_"), cell
+        else:
+            finding, label = cell.finding, cell.id
+        return self.records.setdefault(node.nodeid, Record(finding, node.name, label))
 
     def note(self, node: pytest.Item, cell: Cell, metrics: Mapping[str, Metric], proofs: Sequence[Proof]) -> None:
         """Keep a cell's metrics and proofs for the reports."""
@@ -119,12 +190,18 @@ class MoetierSession:
         record.metrics, record.proofs = metrics, proofs
 
     def verdict(
-        self, node: pytest.Item, cell: Cell | None, verdict: str, judgements: Iterable[Judgement], reason: str = ""
-    ) -> None:
-        """Keep the verdict on ``node``."""
+        self,
+        node: pytest.Item,
+        cell: Cell | str | None,
+        verdict: str,
+        judgements: Iterable[Judgement],
+        reason: str = "",
+    ) -> Record:
+        """Keep the verdict on ``node``, and return its record."""
         record = self.record(node, cell)
         record.verdict, record.reason = verdict, reason
         record.judgements += judgements
+        return record
 
 
 def _end_session(number: int, _frame: object) -> None:
@@ -134,16 +211,135 @@ def _end_session(number: int, _frame: object) -> None:
 
 
 def _has_cell(item: pytest.Item) -> bool:
-    return "moetier_cell" in getattr(getattr(item, "callspec", None), "params", {})
+    return "moetier_cell" in _params(item)
 
 
-class Handle:
-    """A test's way to its session: bounds in, outcome out."""
+def _params(item: pytest.Item) -> Mapping[str, Any]:
+    params: Mapping[str, Any] = getattr(getattr(item, "callspec", None), "params", {})
+    return params
+
+
+def subjects_of(item: pytest.Item) -> tuple[Subject, ...]:
+    """Return the subjects whose traces a test asks for: its own, or those of its group."""
+    params = _params(item)
+    if "moetier_routing" in params:
+        return (params["moetier_routing"],)
+    return tuple(params.get("moetier_domains", ()))
+
+
+def label_of(item: pytest.Item) -> Cell | str | None:
+    """Return what the records call a test's parameter: its cell, or the id of its subject or of their group."""
+    params, chosen = _params(item), subjects_of(item)
+    if not chosen:
+        cell: Cell | None = params.get("moetier_cell")
+        return cell
+    return chosen[0].id if "moetier_routing" in params else chosen[0].group
+
+
+@dataclass(frozen=True, slots=True)
+class About:
+    """What a verdict is about, and what it rests on.
+
+    Attributes:
+        label: what records and reports call it: a cell, an id, or None for a finding over several cells.
+        ids: what the patterns of bounds are held against; None: every bound may hold.
+        runs: the proved runs that the values rest on.
+        iterations: the engine iterations of each trace that they rest on.
+        remark: what every line said of them ends with.
+    """
+
+    label: Cell | str | None = None
+    ids: Cell | tuple[str, ...] | None = None
+    runs: tuple[ProvedRun, ...] = ()
+    iterations: tuple[int, ...] = ()
+    remark: str = ""
+
+
+class Judge:
+    """A test's way to its session: values and bounds in, outcome out."""
 
     def __init__(self, request: pytest.FixtureRequest, session: MoetierSession) -> None:
         """Remember the requesting test."""
         self.request = request
         self.session = session
+
+    def settle(self, values: Mapping[str, float | None], about: About, reason: str = "", unbound: str = "") -> None:
+        """Judge ``values`` against the bounds of the test's folder and of the profile; end the test by the verdict.
+
+        Args:
+            values: measured values by name; None where one could not be had.
+            about: what they are values of.
+            reason: why a value is None.
+            unbound: what to say where no bound holds.
+        """
+        __tracebackhide__ = True
+        from pytest_moetier.finding import NOT_EXAMINED, REFUTED, SUPPORTED, bounds_for  # noqa: PLC0415
+
+        applying = [bound for bound in bounds_for(self._bounds(), about.ids) if bound.value in values]
+        if not applying:
+            self.give_up(unbound or _UNBOUND, about.label, _shown(values, about))
+        judged = [_judged(bound, values[bound.value], about, reason) for bound in applying]
+        verdicts = {one.verdict for one in judged}
+        verdict = next((one for one in (REFUTED, NOT_EXAMINED) if one in verdicts), SUPPORTED)
+        deciding = [one for one in judged if one.verdict == verdict and verdict != SUPPORTED]
+        said = "\n".join(str(one) for one in deciding) or about.remark.removeprefix(", ")
+        node = self.request.node
+        record = self.session.verdict(node, about.label, verdict, judged, said)
+        whys = (one.reason.removeprefix(": ").removesuffix(about.remark) for one in deciding)
+        record.why = "; ".join(dict.fromkeys(whys))
+        node.stash[VERDICT] = verdict
+        known = self.session.profile.known_for(node.name) if self.session.profile else {}
+        if known and all(one.bound.id in known for one in judged if one.verdict == REFUTED):
+            node.stash[KNOWN] = "; ".join(known.values())
+        if verdict == REFUTED:
+            pytest.fail(said, pytrace=False)
+        if verdict == NOT_EXAMINED:
+            pytest.skip(said)
+
+    def give_up(self, reason: str, label: Cell | str | None, seen: str = "") -> NoReturn:
+        """End the test as not_examined, with what was seen, the reason, and what would make it examinable."""
+        __tracebackhide__ = True
+        self.request.node.stash[VERDICT] = "not_examined"
+        said = f"{seen}: {reason}" if seen else reason
+        self.session.verdict(self.request.node, label, "not_examined", [], said).why = reason
+        pytest.skip(said)
+
+    def _bounds(self) -> list[Bound]:
+        __tracebackhide__ = True
+        from pytest_moetier.finding import read_bounds  # noqa: PLC0415
+
+        problem = ""
+        try:
+            found = list(read_bounds(Path(self.request.node.path).parent / "bounds.yaml"))
+        except InputError as error:
+            problem = str(error)
+        if problem:  # outside the handler: one message, not a chain of causes
+            pytest.fail(problem, pytrace=False)
+        return found + (list(self.session.profile.bounds) if self.session.profile else [])
+
+
+_UNBOUND = "no bound holds here; expected one in bounds.yaml beside the test, or in a profile"
+
+
+def _shown(values: Mapping[str, float | None], about: About) -> str:
+    """Return the values of a trace in words; a cell's have their place in its table."""
+    if not about.iterations:
+        return ""
+    told = ", ".join(f"{name} is {'nothing' if one is None else f'{one:.6g}'}" for name, one in values.items())
+    return f"{told}{about.remark}"
+
+
+def _judged(bound: Bound, value: float | None, about: About, reason: str) -> Judgement:
+    from pytest_moetier.finding import NOT_EXAMINED, Judgement, judge  # noqa: PLC0415
+
+    if value is not None and (beyond := bound.beyond(about.iterations)):
+        return Judgement(bound, value, NOT_EXAMINED, f": {beyond}{about.remark}")
+    found = judge(bound, value, about.runs, reason)
+    return replace(found, reason=found.reason + about.remark)
+
+
+class Handle(Judge):
+    """The way of a test of cells to its session."""
 
     def conclude(
         self,
@@ -161,43 +357,9 @@ class Handle:
             reason: why a value is None.
         """
         __tracebackhide__ = True
-        from pytest_moetier.finding import NOT_EXAMINED, REFUTED, SUPPORTED, bounds_for, judge  # noqa: PLC0415
-
-        runs = list(runs)
-        applying = [bound for bound in bounds_for(self._bounds(), cell) if bound.value in values]
-        if not applying:
-            self.not_examined("no bound holds here; expected one in bounds.yaml beside the test, or in a profile", cell)
-        judged = [judge(bound, values[bound.value], runs, reason) for bound in applying]
-        verdicts = {one.verdict for one in judged}
-        verdict = next((one for one in (REFUTED, NOT_EXAMINED) if one in verdicts), SUPPORTED)
-        said = "\n".join(str(one) for one in judged if one.verdict == verdict and verdict != SUPPORTED)
-        node = self.request.node
-        self.session.verdict(node, cell, verdict, judged, said)
-        node.stash[VERDICT] = verdict
-        known = self.session.profile.known_for(node.name) if self.session.profile else {}
-        if known and all(one.bound.id in known for one in judged if one.verdict == REFUTED):
-            node.stash[KNOWN] = "; ".join(known.values())
-        if verdict == REFUTED:
-            pytest.fail(said, pytrace=False)
-        if verdict == NOT_EXAMINED:
-            pytest.skip(said)
+        self.settle(values, About(cell, cell, tuple(runs)), reason)
 
     def not_examined(self, reason: str, cell: Cell | None = None) -> None:
         """End the test as not_examined, with the reason and what would make it examinable."""
         __tracebackhide__ = True
-        self.request.node.stash[VERDICT] = "not_examined"
-        self.session.verdict(self.request.node, cell, "not_examined", [], reason)
-        pytest.skip(reason)
-
-    def _bounds(self) -> list[Bound]:
-        __tracebackhide__ = True
-        from pytest_moetier.finding import read_bounds  # noqa: PLC0415
-
-        problem = ""
-        try:
-            found = list(read_bounds(Path(self.request.node.path).parent / "bounds.yaml"))
-        except InputError as error:
-            problem = str(error)
-        if problem:  # outside the handler: one message, not a chain of causes
-            pytest.fail(problem, pytrace=False)
-        return found + (list(self.session.profile.bounds) if self.session.profile else [])
+        self.give_up(reason, cell)

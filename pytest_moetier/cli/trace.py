@@ -143,7 +143,8 @@ def _checked(args: argparse.Namespace) -> dict[Path, tuple[Trace | None, str]]:
     from pytest_moetier.trace import checks  # noqa: PLC0415
     from pytest_moetier.trace.load import load_trace  # noqa: PLC0415
 
-    known, results = _known(args), {}
+    known = _known(args)
+    results: dict[Path, tuple[Trace | None, str]] = {}
     for path in args.files:
         try:
             results[path] = (load_trace(path, **known), "")

@@ -7,10 +7,9 @@ import json
 import stat
 import zlib
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
-from typing import BinaryIO, cast
+from types import ModuleType
 
 import orjson
 
@@ -25,6 +24,8 @@ _BOM = b"\xef\xbb\xbf"
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
 _OTHER = {b"BZh": "bunzip2", b"\xfd7zXZ\x00": "unxz", b"\x04\x22\x4d\x18": "unlz4", b"7z\xbc\xaf": "7z x"}
 _HEAD_LINES = 64
+_ZSTD_STEP = 1 << 10
+"""Packed bytes a step: a block of 128 KiB may be packed into four bytes, so a step is at most 32 MiB unpacked."""
 
 
 class Source:
@@ -46,7 +47,7 @@ class Source:
         self.warnings: list[str] = []
         self.cut = False
         try:
-            mode = path.stat().st_mode
+            mode = _mode(path)
             if not stat.S_ISREG(mode):
                 kind = "a directory" if stat.S_ISDIR(mode) else "no plain file"
                 raise InputError(f"trace {path}: it is {kind}", "a plain file", f"ls -l {path}")
@@ -70,13 +71,15 @@ class Source:
         return InputError(f"{self.path}, {unit} {place}: {seen}", expected, do)
 
     def _head(self) -> bytes:
-        held = b""
+        held = bytearray()
         for block in self._content():
             held += block
             if len(held) >= HEAD_BYTES:
                 break
+        if self.cut and not held:
+            raise InputError(f"{self.path} is cut off before anything in it can be unpacked", "a whole file")
         self.cut, self.warnings = False, []
-        return held[:HEAD_BYTES].removeprefix(_BOM)
+        return bytes(held[:HEAD_BYTES]).removeprefix(_BOM)
 
     @property
     def compressed(self) -> bool:
@@ -98,13 +101,13 @@ class Source:
 
     @cached_property
     def objects(self) -> tuple[Mapping[str, object], ...]:
-        """The first lines as JSON objects, up to the first line that is none."""
+        """The first lines as JSON objects, up to the first that is none; NaN, which readers refuse, may be in them."""
         found: list[Mapping[str, object]] = []
         for line in self.head_lines:
             try:
                 row = orjson.loads(line)
             except orjson.JSONDecodeError:
-                break
+                row = _lax(line)
             if not isinstance(row, dict):
                 break
             found.append(row)
@@ -117,10 +120,7 @@ class Source:
             InputError: a line is longer than 64 MiB, or the compressed stream is damaged.
         """
         number, parts, held = 1, [], 0
-        first = True
-        for piece in self._content():
-            data = piece.removeprefix(_BOM) if first else piece
-            first = False
+        for data in _without_bom(self._content()):
             end = data.rfind(b"\n") + 1
             if not end:
                 parts.append(data)
@@ -180,11 +180,26 @@ class Source:
         except orjson.JSONDecodeError as error:
             raise InputError(f"{self.path} is no JSON document ({error})", "a whole JSON document") from error
 
+    def pieces(self) -> Iterator[bytes]:
+        """Yield the content, unpacked, in pieces of up to 1 MiB; for binary formats, where lines mean nothing."""
+        return self._content()
+
     def binary(self) -> bytes:
-        """Return the whole content; for binary formats, whose arrays are views of it."""
-        if self.compressed:
-            return b"".join(self._content())
-        return self.path.read_bytes()
+        """Return the whole content; for binary formats that cannot be read in pieces.
+
+        Raises:
+            InputError: it is larger than 1 GiB.
+        """
+        data = bytearray()
+        for piece in self._content():
+            data += piece
+            if len(data) > MAX_DOCUMENT_BYTES:
+                raise InputError(
+                    f"{self.path} holds more than {MAX_DOCUMENT_BYTES >> 30} GiB, which has to be in memory at once",
+                    "a smaller file, or a plain .npy, which is mapped instead",
+                    "unpack it (gunzip, unzstd) or split it",
+                )
+        return bytes(data)
 
     def cut_line(self, number: int) -> None:
         """Note that the last line ends early."""
@@ -192,45 +207,103 @@ class Source:
         self.warnings.append(f"line {number} is cut off and was left out")
 
     def _content(self) -> Iterator[bytes]:
-        if self._magic.startswith(_GZIP):
-            return self._unpacked("gzip")
-        return self._unpacked("zstd") if self._magic.startswith(_ZSTD) else self._plain()
-
-    def _plain(self) -> Iterator[bytes]:
-        with self.path.open("rb", buffering=0) as file:
-            while piece := file.read(BLOCK_BYTES):
-                yield piece
-
-    def _unpacked(self, kind: str) -> Iterator[bytes]:
-        done = 0
-        errors: tuple[type[Exception], ...] = (gzip.BadGzipFile, zlib.error)
-        with ExitStack() as stack:
-            if kind == "gzip":
-                file: BinaryIO = cast("BinaryIO", stack.enter_context(gzip.open(self.path, "rb")))
+        try:
+            if self._magic.startswith(_GZIP):
+                yield from _gathered(self._gzip())
+            elif self._magic.startswith(_ZSTD):
+                yield from _gathered(self._zstd())
             else:
-                file, zstd_error = _zstd(self.path, stack)
-                errors = (zstd_error,)
+                with self.path.open("rb", buffering=0) as file:
+                    while piece := file.read(BLOCK_BYTES):
+                        yield piece
+        except OSError as error:
+            raise InputError(f"{self.path} cannot be read: {error.strerror or error}", "a readable file") from error
+
+    def _gzip(self) -> Iterator[bytes]:
+        done = 0
+        with gzip.open(self.path, "rb") as file:
             try:
-                while piece := file.read1(BLOCK_BYTES) if kind == "gzip" else file.read(BLOCK_BYTES):  # type: ignore[attr-defined]
+                while piece := file.read1(BLOCK_BYTES):
                     done += len(piece)
                     yield piece
             except EOFError:
-                self.cut = True
-                self.warnings.append(f"the {kind} stream ends early, after {done} bytes of text")
-            except errors as error:
-                raise InputError(f"{self.path} is damaged: {error}", f"a whole {kind} file") from error
+                self._cut_stream("gzip", done)
+            except (gzip.BadGzipFile, zlib.error) as error:
+                raise self._damaged("gzip", error) from error
+
+    def _zstd(self) -> Iterator[bytes]:
+        """Unpack frame by frame: the stream reader of ``zstandard`` does not tell a cut frame from a whole one."""
+        zstandard = _zstandard(self.path)
+        unpacker = zstandard.ZstdDecompressor(max_window_size=1 << 31)
+        done, frame = 0, None
+        with self.path.open("rb") as file:
+            while packed := file.read(_ZSTD_STEP):
+                while packed:
+                    frame = frame or unpacker.decompressobj()
+                    try:
+                        piece = frame.decompress(packed)
+                    except zstandard.ZstdError as error:
+                        raise self._damaged("zstd", error) from error
+                    packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+                    done += len(piece)
+                    yield piece
+        if frame is not None:
+            self._cut_stream("zstd", done)
+
+    def _cut_stream(self, kind: str, done: int) -> None:
+        self.cut = True
+        self.warnings.append(f"the {kind} stream ends early, after {done} bytes of content")
+
+    def _damaged(self, kind: str, error: Exception) -> InputError:
+        return InputError(f"{self.path} is damaged: {error}", f"a whole {kind} file")
 
 
-def _zstd(path: Path, stack: ExitStack) -> tuple[BinaryIO, type[Exception]]:
+def _mode(path: Path) -> int:
+    try:
+        return path.stat().st_mode
+    except ValueError as error:
+        raise InputError(f"trace {str(path)!r}: {error}", "the path of a trace file") from error
+
+
+def _gathered(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    """Join small pieces into blocks."""
+    parts, held = [], 0
+    for piece in pieces:
+        parts.append(piece)
+        held += len(piece)
+        if held >= BLOCK_BYTES:
+            yield b"".join(parts)
+            parts, held = [], 0
+    if held:
+        yield b"".join(parts)
+
+
+def _without_bom(pieces: Iterator[bytes]) -> Iterator[bytes]:
+    start = b""
+    for piece in pieces:
+        start += piece
+        if len(start) >= len(_BOM):
+            break
+    yield start.removeprefix(_BOM)
+    yield from pieces
+
+
+def _zstandard(path: Path) -> ModuleType:
     try:
         import zstandard  # noqa: PLC0415  (an extra)
     except ImportError as error:
         raise InputError(
             f"{path} is compressed with zstd", "the extra that reads it", "pip install 'pytest-moetier[zstd]'"
         ) from error
-    raw = stack.enter_context(path.open("rb"))
-    reader = zstandard.ZstdDecompressor(max_window_size=1 << 31).stream_reader(raw, read_across_frames=True)
-    return cast("BinaryIO", stack.enter_context(reader)), zstandard.ZstdError
+    return zstandard
+
+
+def _lax(line: bytes) -> object:
+    """Return what Python's own parser, which takes NaN and Infinity, makes of a line; None when it is no JSON."""
+    try:
+        return json.loads(line)
+    except (ValueError, RecursionError):
+        return None
 
 
 def json_error(line: bytes, error: Exception) -> str:

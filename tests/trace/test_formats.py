@@ -122,18 +122,24 @@ def test_a_cut_gzip_keeps_what_it_holds(tmp_path: Path) -> None:
     assert (back.experts == trace.experts[: back.n_accesses]).all()
 
 
+GOOD = '{"token":0,"layer":0,"experts":[1,2],"phase":"decode"}\n'
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "holds no record"),
-        ("[1, 2]\n", "line 1: a JSON list; expected one JSON object a line"),
-        ("not json\n{}\n", "line 1: no JSON"),
+        ("[1, 2]\n", r"of no known trace format \(it begins '\[1, 2\]'\)"),
+        ("not json\n{}\n", r"of no known trace format \(it begins 'not json'\)"),
+        (f"{GOOD}[1, 2]\n", "line 2: a JSON list; expected one JSON object a line"),
+        (f"{GOOD}not json\n{GOOD}", r"line 2: no JSON .*; expected one JSON object a line"),
+        (f"{GOOD}not json", r"line 2: no JSON .*; expected one JSON object a line"),
         ('{"layer": 3, "count": 7}\n', r"no known trace format \(its first line has count, layer\)"),
         ('{"token":0,"layer":0,"experts":[1,"2"],"phase":"decode"}\n', r"line 1: experts is \[1, '2'\]"),
         ('{"token":0,"layer":0,"experts":[1,2],"phase":"warm"}\n', "line 1: phase is 'warm'"),
         ('{"token":-1,"layer":0,"experts":[1,2],"phase":"decode"}\n', "line 1: token is -1"),
         ('{"token":0,"layer":0,"experts":[1,2],"phase":"prefill"}\n', "no decode record"),
-        ('{"token":0,"layer":0,"experts":[1,1],"phase":"decode"}\n', "names an expert twice"),
+        ('{"token":0,"layer":0,"experts":[1,1],"phase":"decode"}\n', "expert 1 twice in one pass, layer 0, line 1"),
         ('{"type":"meta","format":"moetier-trace","version":2}\n', "version 2; expected version 1"),
     ],
 )

@@ -1,4 +1,6 @@
-"""Our own format: JSON lines, plain, gzip or zstd. The first line describes the trace::
+"""Our own format: JSON lines, plain, gzip or zstd.
+
+The first line describes the trace::
 
     {"type": "meta", "format": "moetier-trace", "version": 1, "layers": [0, 1], "n_experts": 896, "k": 16,
      "iterations": 100, "records": 208, "synthetic": true, "source": "..."}
@@ -9,49 +11,64 @@ and every other line is one record, with its type::
 
 ``type`` is ``normal``, ``spec_accept`` (2k ids: two passes), ``spec_fallback`` (two records per layer), ``batch`` or
 ``union`` (several positions in one call), ``phase`` is ``decode`` or ``prefill``; ``iterations`` and ``records`` count
-decode alone, and tell a cut-off file from a whole one. Further keys of the meta line: ``expert_bytes`` (a list, one size
-per layer), ``order`` (of the ids within a pass) and ``accepted_tokens`` (of merged streams).
+decode alone, and tell a cut-off file from a whole one. Further keys of the meta line: ``expert_bytes`` (a list, one
+size per layer), ``order`` (of the ids within a pass) and ``accepted_tokens`` (of merged streams).
 """
 
 from __future__ import annotations
 
+from pytest_moetier.trace import scan
 from pytest_moetier.trace.formats import fields
 from pytest_moetier.trace.formats.registry import reader
 from pytest_moetier.trace.records import KINDS, ORDERS
-from pytest_moetier.trace.rows import About, Hints, Rows, RowsBuilder
+from pytest_moetier.trace.rows import PHASES, About, Hints, Rows
 from pytest_moetier.trace.source import Source
 
 CANONICAL = "moetier"
 CANONICAL_FORMAT = "moetier-trace"
 CANONICAL_VERSION = 1
 
+_FIELDS = scan.Fields(
+    "iteration",
+    "layer",
+    "experts",
+    phase="phase",
+    kind="type",
+    phases=PHASES,
+    kinds={name: code for code, name in enumerate(KINDS)},
+)
+
+
+def _is_meta(row: fields.Row) -> bool:
+    return row.get("type") == "meta" and row.get("format") == CANONICAL_FORMAT
+
 
 def _sniff(source: Source) -> bool:
-    return source.first.get("type") == "meta" and source.first.get("format") == CANONICAL_FORMAT
+    return _is_meta(source.first)
 
 
 @reader(CANONICAL, _sniff)
 def read_canonical(source: Source, hints: Hints) -> Rows:
     """Our own typed JSON lines, as `moetier trace synth` and `moetier trace convert` write them."""
-    lines = fields.objects(source)
-    number, meta = next(lines)
-    about = _about(source, number, meta)
+    meta: list[tuple[int, About]] = []
+    strict = scan.strict(_FIELDS, source.path)
+
+    def slow(number: int, text: bytes) -> scan.SlowRow | None:
+        row = {} if meta else fields.parsed(source, number, text)
+        if not _is_meta(row):
+            return strict(number, text)
+        meta.append((number, _about(source, number, row)))
+        return None
+
+    built = fields.scanned(source, _FIELDS, slow)
+    number, about = meta[0] if meta else (0, About(""))
     if hints.n_experts not in {None, about.n_experts}:
         raise source.refuse(number, f"n_experts is {about.n_experts}", f"{hints.n_experts} as asked for")
-    built = RowsBuilder()
-    for number, row in lines:
-        kind = row.get("type")
-        if kind not in KINDS:
-            raise source.refuse(number, f"type is {kind!r}", "one of " + ", ".join(KINDS))
-        built.add(
-            number,
-            fields.integer(source, number, row, "iteration"),
-            fields.integer(source, number, row, "layer", fields.MAX_ID),
-            fields.ids(source, number, row, "experts"),
-            fields.phase(source, number, row),
-            KINDS.index(str(kind)),
-        )
-    return built.rows(about)
+    rows = built.rows(about)
+    first = int(rows.line[0]) if rows.n else number
+    if not meta or first < number:
+        raise source.refuse(first, "a record", 'first {"type": "meta", ...}, which says what the trace is of')
+    return rows
 
 
 def _about(source: Source, number: int, meta: fields.Row) -> About:

@@ -2,26 +2,27 @@
 
 from __future__ import annotations
 
+from pytest_moetier.trace import scan
 from pytest_moetier.trace.formats import fields
 from pytest_moetier.trace.formats.registry import reader
-from pytest_moetier.trace.rows import About, Hints, Rows, RowsBuilder
+from pytest_moetier.trace.rows import PHASES, About, Hints, Rows
 from pytest_moetier.trace.source import Source
+
+_FIELDS = scan.Fields("token", "layer", "experts", phase="phase", weights="scores", phases=PHASES)
+
+
+def is_moevm(row: fields.Row) -> bool:
+    """Whether this is one of its lines."""
+    return {"token", "layer", "experts", "phase"} <= row.keys() and "type" not in row
 
 
 def _sniff(source: Source) -> bool:
-    return {"token", "layer", "experts", "phase"} <= source.first.keys() and "type" not in source.first
+    return is_moevm(source.first)
 
 
 @reader("moevm-lab", _sniff)
 def read_moevm(source: Source, hints: Hints) -> Rows:
     """JSON lines of moevm-lab: ``{"token":0,"layer":0,"experts":[..],"scores":[..],"phase":"decode"}``."""
     del hints
-    built = RowsBuilder()
-    for number, row in fields.objects(source):
-        experts = fields.ids(source, number, row, "experts")
-        token, layer = (
-            fields.integer(source, number, row, "token"),
-            fields.integer(source, number, row, "layer", fields.MAX_ID),
-        )
-        built.add(number, token, layer, experts, fields.phase(source, number, row))
-    return built.rows(About(f"moevm-lab {source.path.name}"))
+    built = fields.scanned(source, _FIELDS)
+    return fields.numbered_on(built.rows(About(f"moevm-lab {source.path.name}")), "token")
