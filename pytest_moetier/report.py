@@ -59,8 +59,9 @@ def routing_lines(version: str, session: MoetierSession, chosen: Sequence[Subjec
     recorded = [one.id for one in chosen if one.origin == RECORDED]
     told += [f"recorded: {', '.join(recorded)}"] if recorded else []
     profile = session.profile.name if session.profile else "none"
+    count = "1 trace" if len(chosen) == 1 else f"{len(chosen)} traces"
     return [
-        f"moetier: {version}, findings on {len(chosen)} trace{'s' * (len(chosen) > 1)} (no pool, device or root is needed), profile {profile}",
+        f"moetier: {version}, findings on {count} (no pool, device or root is needed), profile {profile}",
         *(f"moetier: traces {each}" for each in told),
     ]
 

@@ -15,17 +15,19 @@ from pytest_moetier.trace.source import Source
 _WANTED = "a router trace: which experts each layer chose, token by token"
 _LOG = "log the chosen ids per token and layer; `moetier trace formats` lists the layouts that are read"
 
+# Every repetition of words has a bound: a long line must not take the square of its length.
 _COUNT_HEADER = re.compile(
-    rb"\"?(layer\w*\"?[,;\t]\s*\"?)?expert\w*\"?[,;\t](.*[,;\t])?\s*\"?\w*(count|freq|hits|usage|share)\w*\"?([,;\t].*)?",
+    rb"\"?(layer\w{0,20}\"?[,;\t]\s?\"?)?expert\w{0,20}\"?[,;\t]([^,;\t]{0,40}[,;\t]){0,8}"
+    rb"\s?\"?\w{0,20}(count|freq|hits|usage|share)\w{0,20}\"?([,;\t].{0,400})?",
     re.IGNORECASE,
 )
-_WIDE_HEADER = re.compile(rb"\"?layer\w*\"?([,;\t]\s*\"?(e|expert)?[_ ]?\d+\"?){4,}", re.IGNORECASE)
-_COUNT_KEY = re.compile(rb'"\w*(count|freq|histogram|usage|hits)\w*"\s*:\s*[\[{]', re.IGNORECASE)
-_COUNT_VALUE = re.compile(rb'"\w*(count|freq|usage|hits)\w*"\s*:\s*[\d.]', re.IGNORECASE)
-_ONE_EXPERT = re.compile(rb'"expert(_?id|_?idx)?"\s*:\s*"?\d', re.IGNORECASE)
+_WIDE_HEADER = re.compile(rb"\"?layer\w{0,20}\"?([,;\t]\s?\"?(e|expert)?[_ ]?\d{1,5}\"?){4,}", re.IGNORECASE)
+_COUNT_KEY = re.compile(rb'"\w{0,20}(count|freq|histogram|usage|hits)\w{0,20}"\s{0,9}:\s{0,9}[\[{]', re.IGNORECASE)
+_COUNT_VALUE = re.compile(rb'"\w{0,20}(count|freq|usage|hits)\w{0,20}"\s{0,9}:\s{0,9}[\d.]', re.IGNORECASE)
+_ONE_EXPERT = re.compile(rb'"expert(_?id|_?idx)?"\s{0,9}:\s{0,9}"?\d', re.IGNORECASE)
 _CHOSEN_KEY = re.compile(
-    rb'"(\w*experts|\w*expert_ids|\w*topk\w*|top_indices|ids|trace)"\s*:\s*\['
-    rb'|"(token|token_id\w*|token_index|t|step|req_id|type)"\s*:',
+    rb'"(\w{0,20}experts|\w{0,20}expert_ids|\w{0,20}topk\w{0,20}|top_indices|ids|trace)"\s{0,9}:\s{0,9}\['
+    rb'|"(token|token_id\w{0,9}|token_index|t|step|req_id|type)"\s{0,9}:',
     re.IGNORECASE,
 )
 _IMATRIX_NAMES = (b"blk.", b"output", b"token_embd")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -45,7 +45,10 @@ _BIGMOE_HEADER = b"turn,phase,step,layer,slot,expert"
 _PAIR_HEADER = re.compile(rb"layer(_id)?,\s*expert(_id)?", re.IGNORECASE)
 _PAIR = re.compile(rb"\d+,\s*\d+")
 _MARK = b"[EXPERT-TRACE]"
-_LOG = re.compile(rb"\[EXPERT-TRACE\][ \t]*Layer[ \t]+(\d{1,9})[ \t]*:[ \t]*Experts[ \t]*\[([\d, \t]*)\]")
+_LOG = re.compile(
+    rb"\[EXPERT-TRACE\][ \t]*Layer[ \t]+(\d{1,9})[ \t]*:[ \t]*Experts[ \t]*\[[ \t]*(\d+(?:[ \t]*,[ \t]*\d+)*)[ \t]*\]"
+)
+_CONTENT = re.compile(rb"[^\s][^\n]*")
 _ENGINE = re.compile(rb"\d+\s+\d+\s+\d+(\s+[^\s:]+:[^\s:]+)+")
 
 
@@ -130,7 +133,8 @@ def _preamble(source: Source, end: int) -> About:
     for number, line in _first_lines(source):
         if number >= end:
             break
-        pairs = dict(re.findall(r"(\w+)=(\S+)", table.decoded(source, number, line)))
+        words = (one.partition("=") for one in table.decoded(source, number, line).split())
+        pairs = {name: value for name, _, value in words if value}
         model = pairs.get("model", model)
         for name, top in (("n_expert", MAX_ID + 1), ("n_expert_used", MAX_ID)):
             if name in pairs:
@@ -138,7 +142,7 @@ def _preamble(source: Source, end: int) -> About:
         if "layer" in pairs and "expert_bytes" in pairs:
             size = _stated(source, number, pairs, "expert_bytes", 0, 1 << 60)
             sizes |= {_stated(source, number, pairs, "layer", 0, MAX_ID): size} if size else {}
-    said = "".join(one for one in re.split(r"[/\\]", model)[-1] if one.isprintable())
+    said = "".join(one for one in re.split(r"[/\\]", model)[-1] if one.isprintable())[:80]
     return About(
         f"bigmoe-csv {source.path.name}" + (f" of {said}" if said else ""),
         k=stated.get("n_expert_used"),
@@ -291,63 +295,79 @@ def _sniff_log(source: Source) -> bool:
 @reader("expert-log", _sniff_log)
 def read_expert_log(source: Source, hints: Hints) -> Rows:
     """Log lines ``[EXPERT-TRACE] Layer 3: Experts [12, 5, ...]`` among others, which are ignored."""
-    lines: list[int] = []
-    layers: list[int] = []
-    widths: list[int] = []
-    ids: list[int] = []
+    parts: list[_LogPart] = []
     others = 0
     for first, block in source.blocks():
-        others += sum(1 for line in block.split(b"\n") if line.strip() and _MARK not in line)
-        for number, layer, chosen in _log_records(source, first, block):
-            lines.append(number)
-            layers.append(layer)
-            widths.append(len(chosen))
-            ids += chosen
+        part = _log_block(first, block)
+        if part is None:
+            part = _log_lines(source, first, block)
+        others += len(_CONTENT.findall(block)) - len(np.unique(part.line)) - part.cut
+        parts.append(part)
     about = About(f"expert-log {source.path.name}")
     if others:
         source.warnings.append(f"{others} lines that are no expert trace were ignored")
-    if not lines:
+    line, layer, width, ids = _columns(parts)
+    if not len(line):
         return RowsBuilder().rows(about)
-    kept, said = without_short_tail(np.array(widths), hints.k)
+    kept, said = without_short_tail(width, hints.k)
     if said:
         source.cut = True
-        source.warnings.append(f"the last record, line {lines[-1]}, {said}")
-    return run_rows(
-        about,
-        np.array(lines[:kept]),
-        np.array(layers[:kept]),
-        np.array(widths[:kept], dtype=np.int64),
-        np.array(ids),
-    )
+        source.warnings.append(f"the last record, line {line[-1]}, {said}")
+    return run_rows(about, line[:kept], layer[:kept], width[:kept], ids)
 
 
-def _log_records(source: Source, first: int, block: bytes) -> Iterator[tuple[int, int, list[int]]]:
-    if _MARK not in block:
-        return
-    for at, line in enumerate(block.split(b"\n")):
-        marks = line.count(_MARK)
-        if not marks:
-            continue
-        number, ended = first + at, block.endswith(b"\n") or at < block.count(b"\n")
-        found = [_log_record(match) for match in _LOG.finditer(line)]
-        good = [one for one in found if one is not None]
-        if len(good) == marks:
-            yield from ((number, *one) for one in good)
-        elif not ended:
+class _LogPart(NamedTuple):
+    """Records of a block: their lines, layers, widths and ids, and how many lines were cut off."""
+
+    line: I64
+    layer: I64
+    width: I64
+    ids: I64
+    cut: int = 0
+
+
+def _log_block(first: int, block: bytes) -> _LogPart | None:
+    """Return the records of a block; None when a record in it is not as it should be."""
+    found = list(_LOG.finditer(block))
+    nothing = np.zeros(0, dtype=np.int64)
+    if len(found) != block.count(_MARK):
+        return None
+    if not found:
+        return _LogPart(nothing, nothing, nothing, nothing)
+    layers = np.array([int(match[1]) for match in found])
+    texts = [match[2] for match in found]
+    cells = table.cells(b",".join(texts).translate(None, b" \t").replace(b",", b"\n"), b"")
+    ids = table.integers(cells, 0, MAX_ID) if cells is not None else None
+    if ids is None or int(layers.max()) > MAX_ID:
+        return None
+    ends = np.flatnonzero(np.frombuffer(block, dtype=np.uint8) == ord("\n"))
+    lines = first + np.searchsorted(ends, [match.start() for match in found])
+    return _LogPart(lines, layers, np.array([text.count(b",") + 1 for text in texts]), ids)
+
+
+def _log_lines(source: Source, first: int, block: bytes) -> _LogPart:
+    """Take a block line by line: the first line that is wrong is refused, or left out where the file ends in it."""
+    parts = []
+    cut = 0
+    lines = block.split(b"\n")
+    for number, line in enumerate(lines, first):
+        part = _log_block(number, line)
+        if part is not None:
+            parts.append(part)
+        elif number == first + len(lines) - 1:
             source.cut_line(number)
+            cut = 1
         else:
             text = table.decoded(source, number, line)
             text = text[text.index(_MARK.decode()) :]
             raise source.refuse(number, table.shown(text), f"Layer N: Experts [ids from 0 to {MAX_ID}]")
+    return _LogPart(*_columns(parts), cut)
 
 
-def _log_record(match: re.Match[bytes]) -> tuple[int, list[int]] | None:
-    layer = int(match[1])
-    try:
-        ids = [int(one) for one in match[2].split(b",")]
-    except ValueError:
-        return None
-    return (layer, ids) if layer <= MAX_ID and max(ids) <= MAX_ID else None
+def _columns(parts: list[_LogPart]) -> tuple[I64, I64, I64, I64]:
+    none = np.zeros(0, dtype=np.int64)
+    line, layer, width, ids = (np.concatenate([none, *(part[at] for part in parts)]) for at in range(4))
+    return line, layer, width, ids
 
 
 # --- engine-text ---

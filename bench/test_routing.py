@@ -1,0 +1,175 @@
+"""Routing locality at three scales: what a cache of experts has to work with (paper section 3, Table 1, Figure 1).
+
+No root, pool or device is needed. By default the traces are synthetic, of the models the paper measured (and of OLMoE);
+``--moetier-trace DOMAIN=FILE`` tests the user's own instead, and recorded ones are found through ``MOETIER_TRACES``.
+"""
+
+from __future__ import annotations
+
+from itertools import combinations
+from statistics import fmean
+from typing import TYPE_CHECKING, Any
+
+from pytest_moetier.errors import InputError
+from pytest_moetier.routing import BUDGETS, DOMAINS, JACCARD_TOP, MODELS, POLICIES
+
+if TYPE_CHECKING:
+    from pytest_moetier.fixtures import DomainsHandle, RoutingHandle
+
+LONG = 4000
+"""Steps of the runs that the paper read the asymptote from."""
+
+
+def test_accounting(moetier_routing: RoutingHandle, moetier_benchmark: Any) -> None:  # noqa: ANN401 - pytest-benchmark's
+    """Engine iterations, accepted tokens and expert reads, each in its own unit (section 2)."""
+    moetier_routing.store(moetier_benchmark)
+    moetier_routing.judge("iterations", "accepted_tokens", "reads_per_iteration", "reads_per_accepted_token")
+
+
+def test_zipf_slope(moetier_routing: RoutingHandle) -> None:
+    """The skew of the experts' popularity."""
+    moetier_routing.judge("zipf_slope")
+
+
+def test_reuse_w1(moetier_routing: RoutingHandle) -> None:
+    """Selections that repeat the previous pass."""
+    moetier_routing.judge("reuse_w1")
+
+
+def test_reuse_w8(moetier_routing: RoutingHandle) -> None:
+    """Selections that repeat one of the previous 8 passes."""
+    moetier_routing.judge("reuse_w8")
+
+
+def test_reuse_w64(moetier_routing: RoutingHandle) -> None:
+    """Selections that repeat one of the previous 64 passes."""
+    moetier_routing.judge("reuse_w64")
+
+
+def test_top8_mass(moetier_routing: RoutingHandle) -> None:
+    """The share of the 8 most selected experts of a layer: there is no small stable head at scale."""
+    moetier_routing.judge("top8_mass")
+
+
+def test_pool_coverage(moetier_routing: RoutingHandle) -> None:
+    """The share of the pool that a few hundred steps touch."""
+    moetier_routing.judge("pool_coverage")
+
+
+def test_depth_gradient(moetier_routing: RoutingHandle) -> None:
+    """Concentration grows with depth: the top-8 mass of the first layer and of the most concentrated one."""
+    moetier_routing.judge("first_layer_top8_mass", "most_concentrated_top8_mass", "depth_gradient")
+
+
+def test_overlap(moetier_routing: RoutingHandle) -> None:
+    """The overlap of two passes of a layer, 1 and 8 passes apart."""
+    moetier_routing.judge("overlap_1", "overlap_8")
+
+
+def test_skew(moetier_routing: RoutingHandle) -> None:
+    """Experts of a layer that cover 80% of its activations, and those that 64 passes touch, over layers."""
+    for_80 = (f"{which}_experts_for_80" for which in ("least", "median", "most"))
+    moetier_routing.judge(*for_80, "least_distinct_in_64", "most_distinct_in_64")
+
+
+def test_asymptote(moetier_routing: RoutingHandle) -> None:
+    """Long contexts sharpen, not flatten: the figures of 4,000 steps."""
+    if moetier_routing.trace.synthetic:
+        moetier_routing.not_examined(
+            f"the generator is not fitted for {LONG} steps; next: --moetier-trace DOMAIN=FILE with a recorded trace of"
+            f" {LONG} steps or more"
+        )
+    passes = int(moetier_routing.locality.positions.min())
+    if passes < LONG:
+        moetier_routing.not_examined(
+            f"the trace has {passes} passes; expected {LONG} or more; next: record a longer decode"
+        )
+    figures = moetier_routing.study.figures()
+    moetier_routing.conclude(
+        {f"{name}_{LONG}_steps": figures[name] for name in ("zipf_slope", "reuse_w64", "pool_coverage")}
+    )
+
+
+def test_depth_union(moetier_domains: DomainsHandle) -> None:
+    """Distinct experts of a layer over all domains: nearly all near the input, fewer at depth."""
+    first, *others = (one.locality.counts for one in moetier_domains.studies)
+    distinct = (sum(others, start=first) > 0).sum(axis=1)
+    moetier_domains.conclude({"union_near_input": float(distinct[0]), "union_at_depth": float(distinct.min())})
+
+
+def test_domain_jaccard(moetier_domains: DomainsHandle) -> None:
+    """Hot sets drift: the overlap of the most selected experts of two domains, smallest and largest of all pairs."""
+    from pytest_moetier.trace.locality import jaccard  # noqa: PLC0415
+
+    pairs = combinations([one.locality for one in moetier_domains.studies], 2)
+    found = [jaccard(one, other, JACCARD_TOP) for one, other in pairs]
+    if not found:
+        moetier_domains.not_examined("one domain; expected two or more; next: --moetier-trace DOMAIN=FILE for each")
+    moetier_domains.conclude(
+        {f"jaccard{JACCARD_TOP}_smallest": min(found), f"jaccard{JACCARD_TOP}_largest": max(found)}
+    )
+
+
+def test_crossover(moetier_domains: DomainsHandle) -> None:
+    """Frequency wins below about 2k experts a layer, recency from 32 on: differences of the means over domains."""
+    rates = _hit_rates(moetier_domains)
+    mean = {name: fmean(values) for name, values in rates.items()}
+    small, large = BUDGETS
+    lead = mean[f"lru_{large}"] - mean[f"static_{large}"]
+    spread = max(rates[f"lru_{large}"]) - min(rates[f"lru_{large}"])
+    moetier_domains.conclude(
+        {
+            f"static_lead_{small}": mean[f"static_{small}"] - mean[f"lru_{small}"],
+            f"lfu_lead_{small}": mean[f"lfu_{small}"] - mean[f"lru_{small}"],
+            f"lru_lead_{large}": lead,
+            f"lead_over_spread_{large}": abs(lead) / spread if spread else None,
+        },
+        "one domain has no spread over domains",
+    )
+
+
+def test_hit_rates(moetier_domains: DomainsHandle) -> None:
+    """What each policy hits at a budget of B experts a layer: the means over the four domains."""
+    mean = {name: fmean(values) for name, values in _hit_rates(moetier_domains).items()}
+    if len(moetier_domains.studies) != len(DOMAINS):
+        moetier_domains.not_examined(_four(moetier_domains, "the paper's hit rates are means over four domains"), mean)
+    moetier_domains.conclude(mean)
+
+
+def test_batch4(moetier_domains: DomainsHandle) -> None:
+    """Four streams merged iteration by iteration share next to nothing."""
+    from pytest_moetier.trace.batch import merge  # noqa: PLC0415
+
+    problem = ""
+    try:
+        batch = merge([one.trace for one in moetier_domains.studies])
+    except InputError as error:
+        problem = str(error)
+    if problem:  # outside the handler: one message, not a chain of causes
+        moetier_domains.not_examined(problem)
+    size = MODELS[moetier_domains.model].expert_bytes if moetier_domains.model in MODELS else 0
+    values = {
+        "deduplication": batch.deduplication,
+        "merged_accepted_tokens": float(batch.trace.accepted_tokens),
+        "union_gigabytes_per_step": batch.union_reads / batch.n_iterations * size / 1e9 if size else None,
+    }
+    if len(moetier_domains.studies) != len(DOMAINS):
+        moetier_domains.not_examined(_four(moetier_domains, "the paper merges four streams"), values)
+    moetier_domains.conclude(values, "the size of an expert is not known")
+
+
+def _hit_rates(domains: DomainsHandle) -> dict[str, list[float]]:
+    """Return policy_B -> the hit rate in each domain; not_examined where a trace cannot be simulated."""
+    problem = ""
+    try:
+        found = domains.hit_rates()
+    except InputError as error:
+        problem = str(error)
+    if problem:
+        domains.not_examined(problem)
+    keys = [(policy, budget) for policy in POLICIES for budget in BUDGETS]
+    return {f"{policy}_{budget}": [one.rates[policy, budget] for one in found] for policy, budget in keys}
+
+
+def _four(domains: DomainsHandle, why: str) -> str:
+    return f"{why}, here are {len(domains.studies)}; next: --moetier-trace DOMAIN=FILE for each"
