@@ -6,15 +6,14 @@ No root, pool or device is needed. By default the traces are synthetic, of the m
 
 from __future__ import annotations
 
-from itertools import combinations
-from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pytest_moetier.errors import InputError
-from pytest_moetier.routing import BUDGETS, DOMAINS, JACCARD_TOP, MODELS, POLICIES
+from pytest_moetier.routing import DOMAINS, crossovers, depth_unions, domain_jaccards, mean_rates, merged_figures
 
 if TYPE_CHECKING:
     from pytest_moetier.fixtures import DomainsHandle, RoutingHandle
+    from pytest_moetier.routing import HitRates
 
 LONG = 4000
 """Steps of the runs that the paper read the asymptote from."""
@@ -92,45 +91,24 @@ def test_asymptote(moetier_routing: RoutingHandle) -> None:
 
 def test_depth_union(moetier_domains: DomainsHandle) -> None:
     """Distinct experts of a layer over all domains: nearly all near the input, fewer at depth."""
-    first, *others = (one.locality.counts for one in moetier_domains.studies)
-    distinct = (sum(others, start=first) > 0).sum(axis=1)
-    moetier_domains.conclude({"union_near_input": float(distinct[0]), "union_at_depth": float(distinct.min())})
+    moetier_domains.conclude(depth_unions(moetier_domains.studies))
 
 
 def test_domain_jaccard(moetier_domains: DomainsHandle) -> None:
     """Hot sets drift: the overlap of the most selected experts of two domains, smallest and largest of all pairs."""
-    from pytest_moetier.trace.locality import jaccard  # noqa: PLC0415
-
-    pairs = combinations([one.locality for one in moetier_domains.studies], 2)
-    found = [jaccard(one, other, JACCARD_TOP) for one, other in pairs]
-    if not found:
+    if len(moetier_domains.studies) < 2:
         moetier_domains.not_examined("one domain; expected two or more; next: --moetier-trace DOMAIN=FILE for each")
-    moetier_domains.conclude(
-        {f"jaccard{JACCARD_TOP}_smallest": min(found), f"jaccard{JACCARD_TOP}_largest": max(found)}
-    )
+    moetier_domains.conclude(domain_jaccards(moetier_domains.studies))
 
 
 def test_crossover(moetier_domains: DomainsHandle) -> None:
     """Frequency wins below about 2k experts a layer, recency from 32 on: differences of the means over domains."""
-    rates = _hit_rates(moetier_domains)
-    mean = {name: fmean(values) for name, values in rates.items()}
-    small, large = BUDGETS
-    lead = mean[f"lru_{large}"] - mean[f"static_{large}"]
-    spread = max(rates[f"lru_{large}"]) - min(rates[f"lru_{large}"])
-    moetier_domains.conclude(
-        {
-            f"static_lead_{small}": mean[f"static_{small}"] - mean[f"lru_{small}"],
-            f"lfu_lead_{small}": mean[f"lfu_{small}"] - mean[f"lru_{small}"],
-            f"lru_lead_{large}": lead,
-            f"lead_over_spread_{large}": abs(lead) / spread if spread else None,
-        },
-        "one domain has no spread over domains",
-    )
+    moetier_domains.conclude(crossovers(_hit_rates(moetier_domains)), "one domain has no spread over domains")
 
 
 def test_hit_rates(moetier_domains: DomainsHandle) -> None:
     """What each policy hits at a budget of B experts a layer: the means over the four domains."""
-    mean = {name: fmean(values) for name, values in _hit_rates(moetier_domains).items()}
+    mean = mean_rates(_hit_rates(moetier_domains))
     if len(moetier_domains.studies) != len(DOMAINS):
         moetier_domains.not_examined(_four(moetier_domains, "the paper's hit rates are means over four domains"), mean)
     moetier_domains.conclude(mean)
@@ -138,28 +116,22 @@ def test_hit_rates(moetier_domains: DomainsHandle) -> None:
 
 def test_batch4(moetier_domains: DomainsHandle) -> None:
     """Four streams merged iteration by iteration share next to nothing."""
-    from pytest_moetier.trace.batch import merge  # noqa: PLC0415
-
+    values: dict[str, float | None] = {}
     problem = ""
     try:
-        batch = merge([one.trace for one in moetier_domains.studies])
+        values = merged_figures(moetier_domains.studies)
     except InputError as error:
         problem = str(error)
     if problem:  # outside the handler: one message, not a chain of causes
         moetier_domains.not_examined(problem)
-    size = MODELS[moetier_domains.model].expert_bytes if moetier_domains.model in MODELS else 0
-    values = {
-        "deduplication": batch.deduplication,
-        "merged_accepted_tokens": float(batch.trace.accepted_tokens),
-        "union_gigabytes_per_step": batch.union_reads / batch.n_iterations * size / 1e9 if size else None,
-    }
     if len(moetier_domains.studies) != len(DOMAINS):
         moetier_domains.not_examined(_four(moetier_domains, "the paper merges four streams"), values)
     moetier_domains.conclude(values, "the size of an expert is not known")
 
 
-def _hit_rates(domains: DomainsHandle) -> dict[str, list[float]]:
-    """Return policy_B -> the hit rate in each domain; not_examined where a trace cannot be simulated."""
+def _hit_rates(domains: DomainsHandle) -> list[HitRates]:
+    """Return what caches hit in each domain; not_examined where a trace cannot be simulated."""
+    found: list[HitRates] = []
     problem = ""
     try:
         found = domains.hit_rates()
@@ -167,8 +139,7 @@ def _hit_rates(domains: DomainsHandle) -> dict[str, list[float]]:
         problem = str(error)
     if problem:
         domains.not_examined(problem)
-    keys = [(policy, budget) for policy in POLICIES for budget in BUDGETS]
-    return {f"{policy}_{budget}": [one.rates[policy, budget] for one in found] for policy, budget in keys}
+    return found
 
 
 def _four(domains: DomainsHandle, why: str) -> str:

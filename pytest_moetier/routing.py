@@ -13,7 +13,9 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
+from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -297,6 +299,61 @@ class Study:
             "trace_findings": [str(one) for one in trace.findings],
             "warnings": list(trace.warnings),
         }
+
+
+def depth_unions(studies: Sequence[Study]) -> dict[str, float | None]:
+    """Return the distinct experts of the first layer over all domains, and of the layer that has fewest."""
+    first, *others = (one.locality.counts for one in studies)
+    distinct = (sum(others, start=first) > 0).sum(axis=1)
+    return {"union_near_input": float(distinct[0]), "union_at_depth": float(distinct.min())}
+
+
+def domain_jaccards(studies: Sequence[Study], top: int = JACCARD_TOP) -> dict[str, float | None]:
+    """Return the Jaccard index of the ``top`` experts of the two domains that are most alike, and least."""
+    from pytest_moetier.trace.locality import jaccard  # noqa: PLC0415
+
+    found = [jaccard(one, other, top) for one, other in combinations([one.locality for one in studies], 2)]
+    return {f"jaccard{top}_smallest": min(found), f"jaccard{top}_largest": max(found)}
+
+
+def mean_rates(rates: Sequence[HitRates]) -> dict[str, float | None]:
+    """Return ``policy_B`` -> the mean hit rate over the domains."""
+    return {
+        f"{policy}_{budget}": fmean(one.rates[policy, budget] for one in rates) for policy, budget in rates[0].rates
+    }
+
+
+def crossovers(rates: Sequence[HitRates]) -> dict[str, float | None]:
+    """Return how far one policy leads another at the small and at the large budget, by the means over the domains."""
+    mean = {key: fmean(one.rates[key] for one in rates) for key in rates[0].rates}
+    small, large = BUDGETS
+    lead = mean["lru", large] - mean["static", large]
+    by_domain = [one.rates["lru", large] for one in rates]
+    spread = max(by_domain) - min(by_domain)
+    return {
+        f"static_lead_{small}": mean["static", small] - mean["lru", small],
+        f"lfu_lead_{small}": mean["lfu", small] - mean["lru", small],
+        f"lru_lead_{large}": lead,
+        f"lead_over_spread_{large}": abs(lead) / spread if spread else None,
+    }
+
+
+def merged_figures(studies: Sequence[Study]) -> dict[str, float | None]:
+    """Return what the domains' streams, merged iteration by iteration, read and yield.
+
+    Raises:
+        InputError: they are of different models.
+    """
+    from pytest_moetier.trace.batch import merge  # noqa: PLC0415
+
+    batch = merge([one.trace for one in studies])
+    model = studies[0].model
+    size = MODELS[model].expert_bytes if model in MODELS else 0
+    return {
+        "deduplication": batch.deduplication,
+        "merged_accepted_tokens": float(batch.trace.accepted_tokens),
+        "union_gigabytes_per_step": batch.union_reads / batch.n_iterations * size / 1e9 if size else None,
+    }
 
 
 @dataclass(slots=True)

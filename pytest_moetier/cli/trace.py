@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pytest_moetier.cli.parsers import Commands, add_command, number
-from pytest_moetier.cli.say import print_json, say
+from pytest_moetier.cli.say import note, print_json, say
 from pytest_moetier.errors import InputError
 
 if TYPE_CHECKING:
@@ -278,7 +278,32 @@ def trace_synth(args: argparse.Namespace) -> int:
 
 
 def _synth_report(args: argparse.Namespace) -> int:
-    raise InputError("no report yet", "", "")
+    from pytest_moetier.fit import fit_lines, fit_report  # noqa: PLC0415
+    from pytest_moetier.trace.synth import PRESETS  # noqa: PLC0415
+
+    fits = fit_report(args.preset, args.seed, note)
+    if args.json:
+        print_json(
+            {
+                "preset": args.preset,
+                "synthetic": True,
+                "seed": args.seed,
+                "note": PRESETS[args.preset].note,
+                "figures": [
+                    {
+                        "value": one.value,
+                        "target": one.bound.text,
+                        "source": one.bound.source,
+                        "achieved": one.achieved,
+                        "met": one.met,
+                    }
+                    for one in fits
+                ],
+            }
+        )
+    else:
+        say(f"synthetic {args.preset}, seed {args.seed}: {PRESETS[args.preset].note}", *fit_lines(fits))
+    return 0
 
 
 def locality_command(args: argparse.Namespace) -> int:

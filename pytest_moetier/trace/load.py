@@ -56,7 +56,11 @@ def load_trace(  # noqa: PLR0913  (what a user may know of a file, by keyword)
 
 
 def load_traces(
-    paths: Sequence[Path | str], *, raw: bool = False, policy: Mapping[str, str] | None = None, **known: Any  # noqa: ANN401
+    paths: Sequence[Path | str],
+    *,
+    raw: bool = False,
+    policy: Mapping[str, str] | None = None,
+    **known: Any,  # noqa: ANN401
 ) -> list[Trace]:
     """Return the traces in several files, also checked against each other; ``known`` are ``load_trace``'s keywords.
 
