@@ -97,7 +97,7 @@ def _fits(bounds: tuple[Bound, ...], found: list[Study], studies: Studies) -> It
 
 def fit_lines(fits: list[Fit]) -> list[str]:
     """Return the report as a plain-text table: one row per published figure, then what is missed."""
-    rows = [("figure", "target", *DOMAINS, "all", "")]
+    rows: list[tuple[str, ...]] = [("figure", "target", *DOMAINS, "all", "")]
     for one in fits:
         shown = [f"{one.achieved[name]:.4g}" if name in one.achieved else "" for name in (*DOMAINS, "all")]
         rows.append((one.value, one.bound.text, *shown, "met" if one.met else "MISSED"))

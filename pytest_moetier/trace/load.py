@@ -138,7 +138,7 @@ def pick(source: Source, format: str | None = None) -> Reader:  # noqa: A002
     Raises:
         InputError: there is no such format, or the content is of none.
     """
-    names = ", ".join(sorted(READERS))
+    names = ", ".join(sorted(name for name, one in READERS.items() if not one.refuses))
     if format is not None:
         if format not in READERS:
             raise InputError(f"no trace format {format!r}", f"one of {names}")

@@ -432,7 +432,7 @@ def test_responses_of_engines_are_read_in_every_form(tmp_path: Path, how: str) -
     path = tmp_path / "r"
     path.write_text(json.dumps(variants()[how], indent=2 if how in {"indented", "list"} else None))
     assert READERS["routed-experts"].sniff(Source(path))
-    assert same(load_trace(path, "routed-experts", k=4), load_trace(FIXTURES / "routed-experts.json"))
+    assert same(load_trace(path, k=4), load_trace(FIXTURES / "routed-experts.json"))
 
 
 def test_experts_alone_are_the_generated_tokens(tmp_path: Path) -> None:

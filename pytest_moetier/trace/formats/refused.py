@@ -27,6 +27,7 @@ _COUNT_VALUE = re.compile(rb'"\w{0,20}(count|freq|usage|hits)\w{0,20}"\s{0,9}:\s
 _ONE_EXPERT = re.compile(rb'"expert(_?id|_?idx)?"\s{0,9}:\s{0,9}"?\d', re.IGNORECASE)
 _CHOSEN_KEY = re.compile(
     rb'"(\w{0,20}experts|\w{0,20}expert_ids|\w{0,20}topk\w{0,20}|top_indices|ids|trace)"\s{0,9}:\s{0,9}\['
+    rb'|"\w{0,20}routed_experts"\s{0,9}:'
     rb'|"(token|token_id\w{0,9}|token_index|t|step|req_id|type)"\s{0,9}:',
     re.IGNORECASE,
 )
@@ -136,7 +137,7 @@ def _find(known: tuple[_Known, ...], source: Source) -> _Known | None:
     return next((one for one in known if one.test(source.head)), None)
 
 
-@reader("counts-only", lambda source: _find(_COUNTS, source) is not None)
+@reader("counts-only", lambda source: _find(_COUNTS, source) is not None, refuses=True)
 def refuse_counts(source: Source, hints: Hints) -> NoReturn:
     """Counts per layer and expert (CSV, JSON, imatrix): refused, they do not tell who was chosen when."""
     del hints
@@ -144,7 +145,7 @@ def refuse_counts(source: Source, hints: Hints) -> NoReturn:
     raise counts_only(f"{source.path} is {found.what if found else 'said to be counts'}")
 
 
-@reader("no-trace", lambda source: _find(_FOREIGN, source) is not None)
+@reader("no-trace", lambda source: _find(_FOREIGN, source) is not None, refuses=True)
 def refuse_foreign(source: Source, hints: Hints) -> NoReturn:
     """Models, pickles, archives, tables, web pages, LFS pointers: refused, each with what to do instead."""
     del hints

@@ -6,7 +6,7 @@ from math import sqrt
 
 import numpy as np
 
-from pytest_moetier.trace.contamination_base import I64, Found, counted, share, trace_check
+from pytest_moetier.trace.checks.base import I64, Found, counted, share, trace_check
 from pytest_moetier.trace.records import UNION, Trace
 
 _RECORDS = 1 << 15

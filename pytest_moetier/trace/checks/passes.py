@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from pytest_moetier.trace.contamination_base import (
+from pytest_moetier.trace.checks.base import (
     CERTAIN_BITS,
     I64,
     Found,

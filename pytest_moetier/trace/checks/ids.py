@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_moetier.trace.contamination_base import (
+from pytest_moetier.trace.checks.base import (
     CERTAIN_BITS,
     I64,
     Found,

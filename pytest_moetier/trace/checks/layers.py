@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pytest_moetier.trace.contamination_base import (
+from pytest_moetier.trace.checks.base import (
     I64,
     Found,
     Iterations,

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from pytest_moetier.trace.contamination_base import CERTAIN_BITS, Check, Found, Policy, bits_of_choice, counted
+from pytest_moetier.trace.checks.base import CERTAIN_BITS, Check, Found, Policy, bits_of_choice, counted
 from pytest_moetier.trace.findings import TraceFinding
 from pytest_moetier.trace.records import SPEC_ACCEPT, Trace, make_trace
 

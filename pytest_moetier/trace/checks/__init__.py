@@ -3,7 +3,7 @@
 Each check has a name, and what is done about what it finds can be chosen by that name (``--on NAME=ACTION``): ``keep``
 it and say so, ``drop`` it (leave it out, or repair it), or ``refuse`` the file. An action that cannot be is not
 offered: a pass that names an expert twice, say, is no record of a trace. The checks themselves are in
-``contamination_*`` and ``checks_together``; here is the order and the policy (paper section 2, "Capturing routing").
+the modules of this package; here is the order and the policy (paper section 2, "Capturing routing").
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from pytest_moetier.errors import InputError
-from pytest_moetier.trace.checks_together import IDENTICAL_STEP, SAME_TRACE, held_together
-from pytest_moetier.trace.contamination_base import Check, Policy, RowCheck, TraceCheck
-from pytest_moetier.trace.contamination_ids import out_of_range, repeated_expert, shared_experts, strided_view
-from pytest_moetier.trace.contamination_layers import draft_layer, missing_layers, pruned_prefill
-from pytest_moetier.trace.contamination_passes import (
+from pytest_moetier.trace.checks.base import Check, Policy, RowCheck, TraceCheck
+from pytest_moetier.trace.checks.ids import out_of_range, repeated_expert, shared_experts, strided_view
+from pytest_moetier.trace.checks.layers import draft_layer, missing_layers, pruned_prefill
+from pytest_moetier.trace.checks.passes import (
     doubled_iteration,
     duplicate_keys,
     profile_pass,
     re_prefill,
     warm_up,
 )
-from pytest_moetier.trace.contamination_statistics import uniform_ids
+from pytest_moetier.trace.checks.statistics import uniform_ids
+from pytest_moetier.trace.checks.together import IDENTICAL_STEP, SAME_TRACE, held_together
 from pytest_moetier.trace.findings import TraceFinding
 from pytest_moetier.trace.records import Trace
 from pytest_moetier.trace.rows import Rows
