@@ -117,7 +117,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if not ours:
         return
     items.sort(key=lambda item: not _OVER_SEVERAL.isdisjoint(_fixtures(item)))
-    if config.pluginmanager.hasplugin("benchmark") and not config.option.collectonly:
+    if config.option.collectonly:
+        return
+    from pytest_moetier.settings import need_traces  # noqa: PLC0415
+
+    need_traces(config)
+    if config.pluginmanager.hasplugin("benchmark"):
         for item in ours:
             if "moetier_benchmark" in _fixtures(item):
                 # A cell that is skipped has nothing to time; pytest-benchmark would warn of each.

@@ -324,17 +324,22 @@ def mean_rates(rates: Sequence[HitRates]) -> dict[str, float | None]:
 
 
 def crossovers(rates: Sequence[HitRates]) -> dict[str, float | None]:
-    """Return how far one policy leads another at the small and at the large budget, by the means over the domains."""
+    """Return how far one policy leads another at the small and at the large budget, by the means over the domains.
+
+    The small budget says something of models that choose more than half of it, the large one of models with more
+    experts than it holds: otherwise its figures are None.
+    """
     mean = {key: fmean(one.rates[key] for one in rates) for key in rates[0].rates}
     small, large = BUDGETS
+    below, room = small < 2 * rates[0].k, large < rates[0].n_experts
     lead = mean["lru", large] - mean["static", large]
     by_domain = [one.rates["lru", large] for one in rates]
     spread = max(by_domain) - min(by_domain)
     return {
-        f"static_lead_{small}": mean["static", small] - mean["lru", small],
-        f"lfu_lead_{small}": mean["lfu", small] - mean["lru", small],
-        f"lru_lead_{large}": lead,
-        f"lead_over_spread_{large}": abs(lead) / spread if spread else None,
+        f"static_lead_{small}": mean["static", small] - mean["lru", small] if below else None,
+        f"lfu_lead_{small}": mean["lfu", small] - mean["lru", small] if below else None,
+        f"lru_lead_{large}": lead if room else None,
+        f"lead_over_spread_{large}": abs(lead) / spread if spread and room else None,
     }
 
 
@@ -432,12 +437,16 @@ class HitRates:
         warm_iterations: iterations that warmed the caches.
         scored_iterations: iterations that were scored.
         order: how ids stand within a pass, in words: it decides what LRU does below 2k experts.
+        n_experts: experts per layer.
+        k: experts a pass.
     """
 
     rates: Mapping[tuple[str, int], float]
     warm_iterations: int
     scored_iterations: int
     order: str
+    n_experts: int
+    k: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -487,7 +496,9 @@ def hit_rates(trace: Trace, budgets: Sequence[int] = BUDGETS) -> HitRates:
         rates["lfu_in_cache", budget] = windows.rate(_lfu_in_cache(windows, budget))
         rates["static", budget] = windows.rate(_static(windows, budget))
         rates["belady", budget] = windows.rate(_belady(windows, following, budget))
-    return HitRates(MappingProxyType(rates), warm, trace.n_iterations - warm, ORDERS[trace.order])
+    return HitRates(
+        MappingProxyType(rates), warm, trace.n_iterations - warm, ORDERS[trace.order], trace.n_experts, trace.k
+    )
 
 
 def _windows(trace: Trace, warm: int) -> _Windows:

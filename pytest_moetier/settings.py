@@ -172,6 +172,20 @@ def _trace(word: str) -> tuple[str, Path]:
     return (domain, Path(name)) if found and not Path(word).exists() else ("trace", Path(word))
 
 
+def need_traces(config: pytest.Config) -> None:
+    """Refuse traces that are not there before anything runs, once, and not by every test.
+
+    Raises:
+        pytest.UsageError: a file of ``--moetier-trace`` does not exist.
+    """
+    for _, path in read_options(config).traces:
+        if not path.exists():
+            raise pytest.UsageError(
+                f"pytest-moetier: trace {path}: No such file; expected --moetier-trace [DOMAIN=]FILE with a trace file;"
+                " next: `moetier trace synth PRESET FILE` writes one to try with"
+            )
+
+
 def cells_for(config: pytest.Config, definition: pytest.Item) -> list[Cell]:
     """Return the cells of a test: the options, narrowed or replaced by its ``moetier`` marker.
 

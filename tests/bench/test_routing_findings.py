@@ -6,7 +6,7 @@ import importlib.util
 import itertools
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -19,7 +19,18 @@ from hypothesis import strategies as st
 from pytest_moetier import routing
 from pytest_moetier.errors import InputError
 from pytest_moetier.finding import load_bounds, read_bounds
-from pytest_moetier.routing import BUDGETS, GIVEN, MODELS, POLICIES, UNITS, HitRates, Study, Subject, hit_rates
+from pytest_moetier.routing import (
+    BUDGETS,
+    GIVEN,
+    MODELS,
+    POLICIES,
+    UNITS,
+    HitRates,
+    Study,
+    Subject,
+    crossovers,
+    hit_rates,
+)
 from pytest_moetier.trace.locality import locality
 from pytest_moetier.trace.records import NORMAL, Trace, make_trace
 
@@ -170,14 +181,29 @@ def test_one_domain_has_nothing_to_overlap_with(bench: ModuleType) -> None:
         bench.test_domain_jaccard(Known.of(trace_of([[0], [1]])))
 
 
-def test_a_ranking_is_a_difference_of_means_over_domains(bench: ModuleType) -> None:
+def rates_of(model: tuple[int, int], *traces: Trace) -> list[HitRates]:
+    """Return the hit rates of traces as if a model of so many experts, k of them a pass, had made them."""
+    n_experts, k = model
+    return [replace(hit_rates(one), n_experts=n_experts, k=k) for one in traces]
+
+
+def test_a_ranking_is_a_difference_of_means_over_domains() -> None:
     cycling = trace_of([[step % 9] for step in range(90)])  # one more than LRU of 8 holds: it never hits
     resting = trace_of([[step % 8] for step in range(90)])
-    known = Known.of(cycling, resting)
-    bench.test_crossover(known)
-    assert known.values["static_lead_8"] == pytest.approx((8 / 9 + 1) / 2 - (0 + 1) / 2)
-    assert known.values["lru_lead_32"] == 0.0
-    assert known.values["lead_over_spread_32"] is None  # no spread over domains
+    found = crossovers(rates_of((64, 5), cycling, resting))
+    assert found["static_lead_8"] == pytest.approx((8 / 9 + 1) / 2 - (0 + 1) / 2)
+    assert found["lru_lead_32"] == 0.0
+    assert found["lead_over_spread_32"] is None  # no spread over domains
+
+
+def test_a_budget_says_nothing_of_a_model_that_it_does_not_fit(bench: ModuleType) -> None:
+    known = Known.of(trace_of([[step % 9] for step in range(90)]))
+    bench.test_crossover(known)  # 16 experts, one a pass: 8 is far beyond 2k, and 32 holds everything
+    assert set(known.values.values()) == {None}
+    (rates,) = rates_of((33, 4), trace_of([[step % 9] for step in range(90)]))
+    found = crossovers([rates])
+    assert found["static_lead_8"] is None  # 8 is not below 2k
+    assert found["lru_lead_32"] == 0.0
 
 
 def test_a_mean_over_four_domains_needs_four(bench: ModuleType) -> None:

@@ -176,11 +176,20 @@ def test_fewer_iterations_of_the_synthetic_traces_are_no_case_of_the_papers_boun
     assert shared == [f"not_examined qwen3-30b-a3b-prose (zipf_slope, top8_mass): {why}"]
 
 
-def test_a_missing_trace_is_one_clear_message_when_a_test_runs(run: Bench) -> None:
-    result = run("-k", "zipf_slope", "--moetier-trace=prose=/nonexistent/trace.jsonl")
+def test_a_missing_trace_is_one_clear_message_before_any_test_runs(run: Bench) -> None:
+    result = run("-k", "zipf_slope or reuse", "--moetier-trace=prose=/nonexistent/trace.jsonl")
+    assert result.ret == pytest.ExitCode.USAGE_ERROR
+    (line,) = [line for line in result.errlines if "nonexistent" in line]
+    assert "trace /nonexistent/trace.jsonl: No such file; expected" in line
+    assert "Traceback" not in result.stdout.str() + result.stderr.str()
+
+
+def test_a_trace_that_cannot_be_read_is_one_clear_message_when_a_test_runs(run: Bench, tmp_path: Path) -> None:
+    (tmp_path / "junk").write_bytes(bytes(range(128, 256)))
+    result = run("-k", "zipf_slope", f"--moetier-trace=prose={tmp_path / 'junk'}")
     result.assert_outcomes(errors=1)
     assert "Traceback" not in result.stdout.str()
-    result.stdout.fnmatch_lines(["*/nonexistent/trace.jsonl*"])
+    result.stdout.fnmatch_lines(["*junk is of no known trace format*"])
 
 
 def test_traces_of_several_models_are_no_domains_of_one(run: Bench, small: Path, verdicts: Verdicts) -> None:
