@@ -36,7 +36,7 @@ from pytest_moetier.proof import Proof, ProvedRun, examine
 from pytest_moetier.replay import Rig, Run, measure_cold_factor, plan_file, run_cell
 from pytest_moetier.replayer import ReplayOptions
 from pytest_moetier.trace.load import load_trace
-from pytest_moetier.trace.records import Trace
+from pytest_moetier.trace.records import ORDERS, Trace
 from pytest_moetier.trace.synth import PRESETS, synth_trace
 from pytest_moetier.units import format_bytes
 
@@ -265,8 +265,8 @@ class Campaign:
             )
         folder = stack.enter_context(_temporary_folder(journal))
         path = stack.enter_context(plan_file(plan, folder))
-        self.notes += list(trace.warnings)
-        self._trace_source = trace.source
+        self._trace_source = f"{trace.source}; within a pass: {ORDERS[trace.order]}"
+        self.notes += [f"trace: {self._trace_source}", *trace.warnings]
         options = ReplayOptions(threads=self.settings.threads, stamps=self.settings.stamps)
         host = HostContext(
             journal=journal,

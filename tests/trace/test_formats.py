@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import tracemalloc
 from itertools import pairwise
 from pathlib import Path
 
@@ -196,3 +197,19 @@ def test_recorded_traces_have_their_published_overlap(prompt: str, overlap: floa
         rows = [set(row) for row in np.concatenate([trace.prefill.passes(layer), trace.passes(layer)]).tolist()]
         shares += [len(one & other) / trace.k for one, other in pairwise(rows)]
     assert round(float(np.mean(shares)), 4) == overlap
+
+
+@pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
+def test_memory_is_bounded_by_the_result_and_not_by_the_file(tmp_path: Path, packed: bool) -> None:  # noqa: FBT001
+    line = b'{"token":%d,"layer":%d,"experts":[%d,%d],"phase":"decode","note":"' + b"x" * 32_000 + b'"}\n'
+    path = tmp_path / "t"
+    with gzip.open(path, "wb", compresslevel=1) if packed else path.open("wb") as out:
+        for row in range(2000):
+            out.write(line % (row // 2, row % 2, row % 5, 5 + row % 7))
+    load_trace(path, n_experts=12)
+    tracemalloc.start()
+    trace = load_trace(path, n_experts=12)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert trace.n_iterations == 1000
+    assert peak < 8 << 20  # of 64 MB of text: some blocks of 1 MiB
