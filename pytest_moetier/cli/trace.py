@@ -240,8 +240,6 @@ def trace_synth(args: argparse.Namespace) -> int:
     """Write a seeded synthetic trace, or report how its statistics meet the published ones."""
     if args.report:
         return _synth_report(args)
-    if args.out is None:
-        raise InputError("no file to write to", "OUT, or --report", "moetier trace synth --help")
     from pytest_moetier.trace.synth import synth_trace  # noqa: PLC0415
     from pytest_moetier.trace.write import convert  # noqa: PLC0415
 
@@ -378,8 +376,17 @@ def add_trace(trace: Commands) -> None:
 def _synth_parser(trace: Commands) -> None:
     one = add_command(trace, "synth", trace_synth)
     one.add_argument("preset", help="kimi-k3, qwen3-30b-a3b, deepseek-v3, olmoe-1b-7b or gemma-4-26b-a4b")
-    one.add_argument("out", type=Path, nargs="?", help="the file to write, .jsonl, .jsonl.gz, .jsonl.zst or .npy")
-    one.add_argument("--report", action="store_true", help="print published targets against what is reached")
+    out = one.add_argument("out", type=Path, help="the file to write, .jsonl, .jsonl.gz, .jsonl.zst or .npy")
+
+    class Report(argparse.Action):
+        """Prints instead of writing: no file is needed then."""
+
+        def __call__(self, _parser: object, space: argparse.Namespace, *_: object) -> None:
+            space.report = True
+            out.required = False
+
+    words = "print published targets against what is reached"
+    one.add_argument("--report", action=Report, nargs=0, default=False, help=words)
     one.add_argument("--layers", type=number, help="default: all of the model's; fewer are spread over its depth")
     one.add_argument("--iterations", type=number, default=285)
     one.add_argument("--domain", choices=("prose", "code", "math", "chat"), default="prose")

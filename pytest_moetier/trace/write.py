@@ -41,6 +41,7 @@ def convert(trace: Trace, path: Path, to: str | None = None) -> tuple[str, ...]:
     Raises:
         InputError: no such format, or one that cannot hold this trace, or the file cannot be written.
     """
+    _need_plain(path)
     if to is not None and to not in WRITERS:
         raise InputError(f"no format {to!r} to write", "one of " + ", ".join(WRITERS))
     return WRITERS[to or _told_from(path.name)](trace, path)
@@ -245,6 +246,13 @@ def _zstd() -> Any:  # noqa: ANN401  (a module)
     return zstandard
 
 
+def _need_plain(path: Path) -> None:
+    """Refuse to write through a link or over a special file: as root that could be anyone's."""
+    if path.is_symlink() or (path.exists() and not path.is_file()):
+        kind = "a symbolic link" if path.is_symlink() else "no plain file"
+        raise InputError(f"{path} is {kind}", "a plain file, or none yet", "remove it or choose another path")
+
+
 @contextmanager
 def _replacing(path: Path) -> Iterator[IO[bytes]]:
     """Give a new file to write to, which takes the place of ``path`` once it is whole, and else goes away.
@@ -255,9 +263,7 @@ def _replacing(path: Path) -> Iterator[IO[bytes]]:
     new = path.with_name(f".{path.name[:32]}.{os.getpid()}")
     made = False
     try:
-        if path.is_symlink() or (path.exists() and not path.is_file()):
-            kind = "a symbolic link" if path.is_symlink() else "no plain file"
-            raise InputError(f"{path} is {kind}", "a plain file, or none yet", "remove it or choose another path")
+        _need_plain(path)
         with new.open("xb") as file:
             made = True
             yield file

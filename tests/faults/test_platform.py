@@ -25,8 +25,10 @@ for name in dir(os):
 EVERYTHING = """
 import importlib, pkgutil
 import pytest_moetier
-for module in pkgutil.walk_packages(pytest_moetier.__path__, "pytest_moetier."):
-    if not module.name.endswith("_sim") and ".bench" not in module.name:
+# An editable install puts the checkout on the package's path too, where the package shows up a second time.
+own = os.path.dirname(pytest_moetier.__file__)
+for module in pkgutil.walk_packages([own], "pytest_moetier."):
+    if not module.name.endswith(("_sim", "_trace")) and ".bench" not in module.name:
         importlib.import_module(module.name)
 print("all imported")
 """

@@ -72,7 +72,10 @@ def test_a_trace_is_made_and_described(tmp_path: Path, capsys: pytest.CaptureFix
         (["pool", "create", "gpt", "/nonexistent"], "no pool profile 'gpt'"),
         (["trace", "info", "/nonexistent"], "No such file"),
         (["trace", "synth", "gpt", "/nonexistent/t"], "no generator preset 'gpt'"),
-        (["trace", "synth", "kimi-k3", "/nonexistent/t", "--layers", "1", "--iterations", "1"], "cannot be written"),
+        (
+            ["trace", "synth", "kimi-k3", "/nonexistent/t.jsonl", "--layers", "1", "--iterations", "1"],
+            "cannot be written",
+        ),
         (["doctor", "--pool", "/nonexistent"], "no pool at /nonexistent"),
     ],
 )

@@ -184,8 +184,18 @@ def test_a_generator_report_holds_each_published_figure_against_what_is_reached(
     assert f"of {len(found['figures'])} published figures met" in text
 
 
+def test_options_may_stand_before_and_after_the_file(capsys: Out, tmp_path: Path) -> None:
+    words = ("trace", "synth", "kimi-k3")
+    options = ("--layers", 1, "--iterations", 3)
+    said(capsys, *words, *options, tmp_path / "a.jsonl")
+    said(capsys, *words, tmp_path / "b.jsonl", *options)
+    assert (tmp_path / "a.jsonl").read_bytes() == (tmp_path / "b.jsonl").read_bytes()
+
+
 def test_synth_wants_a_file_or_a_report(capsys: Out) -> None:
-    assert main(["trace", "synth", "kimi-k3"]) == 2
-    assert "--report" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as ended:
+        main(["trace", "synth", "kimi-k3"])
+    assert ended.value.code == 2
+    assert "out" in capsys.readouterr().err
     assert main(["trace", "synth", "gemma-4-26b-a4b", "--report"]) == 2
     assert "no published figures" in capsys.readouterr().err
