@@ -50,7 +50,7 @@ sanitize: $(VENV)/installed-dev $(CMAKE) ## run the native tests and the readers
 	MOETIER_BIN="$(CURDIR)/build/sanitize/bin" $(BIN)/pytest tests/native $(HANG) $(TEST_OPTIONS)
 	$(SANITIZED) tests/simulate -k 'not libcachesim' $(HANG) $(TEST_OPTIONS)
 	$(SANITIZED) tests/trace/test_scan.py tests/trace/test_locality.py tests/trace/test_bad_files.py $(HANG) $(TEST_OPTIONS)
-	$(SANITIZED) tests/fuzz/run.py --inputs $(FUZZ_INPUTS)
+	$(SANITIZED) --script tests/fuzz/run.py --inputs $(FUZZ_INPUTS)
 
 static: $(VENV)/installed-dev $(CMAKE) ## link the executables statically, for a guest without Python
 	$(CMAKE) -S . -B build/static -DMOETIER_STATIC=ON -DMOETIER_EXTENSION=OFF

@@ -1,7 +1,7 @@
-"""Run something with other builds of the extensions: ``run_with.py FOLDER [SCRIPT.py | pytest arguments]``.
+"""Run something with other builds of the extensions: ``run_with.py FOLDER [--script SCRIPT] ARGUMENTS``.
 
 Under AddressSanitizer the modules cannot be installed for everyone, so they are put in place before anything imports
-them: every ``_*.abi3.so`` below FOLDER.
+them: every ``_*.abi3.so`` below FOLDER. Without a script the arguments are pytest's.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ def main() -> int:
     for file in found:
         replace_module(file)
     rest = sys.argv[2:]
-    if rest and rest[0].endswith(".py"):
-        sys.argv = rest
-        sys.path.insert(0, str(Path(rest[0]).parent))
-        runpy.run_path(rest[0], run_name="__main__")
+    if rest[:1] == ["--script"]:
+        sys.argv = rest[1:]
+        sys.path.insert(0, str(Path(rest[1]).parent))
+        runpy.run_path(rest[1], run_name="__main__")  # a script ends by its own exit status
         return 0
     return int(pytest.main(rest))
 
