@@ -2,142 +2,185 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <string.h>
 
-/* Objects lie on a line of slots, the most recently touched last. A Fenwick tree over the slots sums their bytes.
- * Twice as many slots as objects: when the line is used up, the holes are squeezed out, which costs O(1) per access. */
 #define NO_SLOT SIZE_MAX
-#define NO_OBJECT SIZE_MAX
+#define LANES 16
+/* Slots per object: a squeeze costs one look at every slot, and comes after as many touches as there are free slots. */
+#define ROOM 3
+#define FEWEST_SLOTS 128
 
-struct line {
-    size_t n_slots; /* a power of two */
-    size_t next;    /* the first slot that was never used since the last squeeze */
-    uint64_t total; /* bytes of all objects on the line */
-    uint64_t *tree; /* Fenwick, 1-based, n_slots + 1 */
-    size_t *object_in;
-    size_t *slot_of;
-    const uint64_t *size_bytes;
-};
-
-static void tree_add(struct line *line, size_t slot, uint64_t amount)
+/* Slots that one sum of a level stands for: 1, 16, 256, 4096, and 65536 on the last level, which is one flat run. */
+static size_t span(int level)
 {
-    for (size_t i = slot + 1; i <= line->n_slots; i += i & (~i + 1))
-        line->tree[i] += amount; /* modulo 2^64: adding ~x + 1 subtracts x */
+    return (size_t)1 << 4 * level;
 }
 
-/* Bytes of the objects in the slots before this one. */
-static uint64_t tree_before(const struct line *line, size_t slot)
+static uint64_t before(const struct lru_line *line, size_t slot)
 {
     uint64_t sum = 0;
-    for (size_t i = slot; i > 0; i &= i - 1)
-        sum += line->tree[i];
+    for (int k = 0; k < LRU_LEVELS; k++)
+        sum += line->level[k][slot >> 4 * k];
     return sum;
 }
 
-static void squeeze(struct line *line)
+/* Put an object at the next slot. */
+static void append(struct lru_line *line, uint32_t object)
 {
-    size_t to = 0;
-    memset(line->tree, 0, (line->n_slots + 1) * sizeof *line->tree);
-    for (size_t from = 0; from < line->next; from++) {
-        size_t object = line->object_in[from];
-        if (object == NO_OBJECT)
-            continue;
-        line->object_in[to] = object;
-        line->slot_of[object] = to;
-        line->tree[to + 1] = line->size_bytes[object];
-        to++;
+    size_t slot = line->next++;
+    uint64_t rest = line->total;
+    /* The sums of a level say something of the slots in use alone: one begins here where a span does. */
+    for (int k = LRU_LEVELS; k-- > 0;) {
+        if (slot % span(k) == 0)
+            line->level[k][slot >> 4 * k] = rest;
+        rest -= line->level[k][slot >> 4 * k];
     }
-    line->next = to;
-    for (size_t i = 1; i <= line->n_slots; i++) {
-        size_t parent = i + (i & (~i + 1));
-        if (parent <= line->n_slots)
-            line->tree[parent] += line->tree[i];
-    }
+    line->object_in[slot] = object;
+    line->slot_of[object] = slot;
+    line->total += line->size_bytes[object];
+    line->n_held++;
 }
 
-static void line_append(struct line *line, size_t object)
+/* Lanes behind the given one lose amount. */
+static void lower(uint64_t *restrict lane, size_t at, uint64_t amount)
+{
+    static const uint64_t behind[2 * LANES] = {
+        [LANES] = UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX,
+        UINT64_MAX,           UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX, UINT64_MAX,
+    };
+    const uint64_t *mask = behind + LANES - 1 - at;
+    for (int i = 0; i < LANES; i++)
+        lane[i] -= amount & mask[i];
+}
+
+static void take_out(struct lru_line *line, uint32_t object)
+{
+    size_t slot = line->slot_of[object], at = slot;
+    uint64_t size = line->size_bytes[object];
+    for (int k = 0; k < LRU_LEVELS - 1; k++, at /= LANES)
+        lower(line->level[k] + at / LANES * LANES, at % LANES, size);
+    for (size_t i = at + 1; i <= (line->next - 1) / span(LRU_LEVELS - 1); i++)
+        line->level[LRU_LEVELS - 1][i] -= size;
+    line->slot_of[object] = NO_SLOT;
+    line->total -= size;
+    line->n_held--;
+}
+
+static void squeeze(struct lru_line *line)
+{
+    size_t n = line->next, mark = line->mark;
+    line->next = line->n_held = 0;
+    line->total = 0;
+    for (size_t slot = 0; slot < n; slot++) {
+        uint32_t object = line->object_in[slot];
+        if (slot == mark)
+            line->mark = line->next;
+        if (line->slot_of[object] == slot)
+            append(line, object);
+    }
+    if (mark >= n)
+        line->mark = line->next;
+    line->n_slots = ROOM * line->n_held > FEWEST_SLOTS ? ROOM * line->n_held : FEWEST_SLOTS;
+}
+
+static void touch(struct lru_line *line, uint32_t object)
 {
     if (line->next == line->n_slots)
         squeeze(line);
-    line->slot_of[object] = line->next;
-    line->object_in[line->next] = object;
-    tree_add(line, line->next, line->size_bytes[object]);
-    line->total += line->size_bytes[object];
-    line->next++;
+    if (line->slot_of[object] != NO_SLOT)
+        take_out(line, object);
+    append(line, object);
 }
 
-static void line_remove(struct line *line, size_t object)
+static uint64_t distance(const struct lru_line *line, uint32_t object)
 {
     size_t slot = line->slot_of[object];
-    tree_add(line, slot, ~line->size_bytes[object] + 1);
-    line->total -= line->size_bytes[object];
-    line->object_in[slot] = NO_OBJECT;
-    line->slot_of[object] = NO_SLOT;
+    return slot == NO_SLOT ? LRU_FIRST_TOUCH : line->total - before(line, slot);
 }
 
-static int line_open(struct line *line, const uint64_t *size_bytes, size_t n_objects)
+void lru_line_touch(struct lru_line *line, const uint32_t *key, size_t n, uint64_t *out)
 {
-    size_t n_slots = 64;
-    while (n_slots < 2 * n_objects)
-        n_slots *= 2;
-    *line = (struct line){.n_slots = n_slots, .size_bytes = size_bytes};
-    line->tree = calloc(n_slots + 1, sizeof *line->tree);
-    line->object_in = malloc(n_slots * sizeof *line->object_in);
+    for (size_t i = 0; i < n; i++) {
+        if (out)
+            out[i] = distance(line, key[i]);
+        touch(line, key[i]);
+    }
+}
+
+void lru_line_event(struct lru_line *line, const uint32_t *key, size_t n, uint64_t *out)
+{
+    for (size_t i = 0; i < n; i++) {
+        size_t slot = line->slot_of[key[i]];
+        out[i] = slot != NO_SLOT && slot >= line->mark ? 0 : distance(line, key[i]);
+    }
+    line->mark = line->next;
+    lru_line_touch(line, key, n, NULL);
+}
+
+void lru_line_clear(struct lru_line *line)
+{
+    for (size_t slot = 0; slot < line->next; slot++)
+        line->slot_of[line->object_in[slot]] = NO_SLOT;
+    line->next = line->mark = line->n_held = 0;
+    line->total = 0;
+    line->n_slots = FEWEST_SLOTS;
+}
+
+int lru_line_open(struct lru_line *line, const uint64_t *size_bytes, size_t n_objects)
+{
+    size_t most = ROOM * n_objects > FEWEST_SLOTS ? ROOM * n_objects : FEWEST_SLOTS;
+    int failed = 0;
+    *line = (struct lru_line){.size_bytes = size_bytes, .n_slots = FEWEST_SLOTS};
+    line->object_in = malloc(most * sizeof *line->object_in);
     line->slot_of = malloc((n_objects + 1) * sizeof *line->slot_of);
-    if (!line->tree || !line->object_in || !line->slot_of)
+    for (int k = 0; k < LRU_LEVELS; k++) {
+        line->level[k] = calloc((most / span(k) / LANES + 1) * LANES, sizeof *line->level[k]);
+        if (!line->level[k])
+            failed = ENOMEM;
+    }
+    if (failed || !line->object_in || !line->slot_of)
         return ENOMEM;
     for (size_t i = 0; i < n_objects; i++)
         line->slot_of[i] = NO_SLOT;
     return 0;
 }
 
-static void line_close(struct line *line)
+void lru_line_close(struct lru_line *line)
 {
-    free(line->tree);
+    for (int k = 0; k < LRU_LEVELS; k++)
+        free(line->level[k]);
     free(line->object_in);
     free(line->slot_of);
 }
 
-/* Lay the objects down in the order of their last touch, as one whole run of the sequence leaves them. */
-static void line_warm(struct line *line, const uint32_t *sequence, size_t n, size_t n_objects)
+/* Touch the objects in the order of their last touch, as one whole run of the sequence leaves them. */
+static int warm_up(struct lru_line *line, const uint32_t *sequence, size_t n, size_t n_objects)
 {
-    size_t distinct = 0;
-    /* Backwards, into the far end: the slots are then filled forwards by one squeeze. */
-    for (size_t i = n; i-- > 0 && distinct < n_objects;) {
-        size_t object = sequence[i];
-        if (line->slot_of[object] != NO_SLOT)
+    size_t first = n_objects;
+    uint32_t *order = malloc((n_objects + 1) * sizeof *order);
+    if (!order)
+        return ENOMEM;
+    for (size_t i = n; i-- > 0 && first > 0;) {
+        if (line->slot_of[sequence[i]] != NO_SLOT)
             continue;
-        distinct++;
-        line->slot_of[object] = line->n_slots - distinct;
-        line->object_in[line->n_slots - distinct] = object;
-        line->total += line->size_bytes[object];
+        line->slot_of[sequence[i]] = 0;
+        order[--first] = sequence[i];
     }
-    for (size_t slot = 0; slot < line->n_slots - distinct; slot++)
-        line->object_in[slot] = NO_OBJECT;
-    line->next = line->n_slots;
-    squeeze(line);
+    for (size_t i = first; i < n_objects; i++)
+        line->slot_of[order[i]] = NO_SLOT;
+    lru_line_touch(line, order + first, n_objects - first, NULL);
+    free(order);
+    return 0;
 }
 
 int lru_distances(const uint32_t *sequence, size_t n, const uint64_t *size_bytes, size_t n_objects, int warm,
                   uint64_t *out)
 {
-    struct line line;
-    int failed = line_open(&line, size_bytes, n_objects);
-    if (!failed) {
-        if (warm)
-            line_warm(&line, sequence, n, n_objects);
-        for (size_t i = 0; i < n; i++) {
-            size_t object = sequence[i];
-            size_t slot = line.slot_of[object];
-            if (slot == NO_SLOT) {
-                out[i] = LRU_FIRST_TOUCH;
-            } else {
-                out[i] = line.total - tree_before(&line, slot);
-                line_remove(&line, object);
-            }
-            line_append(&line, object);
-        }
-    }
-    line_close(&line);
+    struct lru_line line;
+    int failed = lru_line_open(&line, size_bytes, n_objects);
+    if (!failed && warm)
+        failed = warm_up(&line, sequence, n, n_objects);
+    if (!failed)
+        lru_line_touch(&line, sequence, n, out);
+    lru_line_close(&line);
     return failed;
 }

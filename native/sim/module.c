@@ -7,7 +7,9 @@
 
 #include "belady.h"
 #include "common/buffer.h"
+#include "demand_python.h"
 #include "lru.h"
+#include "stack_python.h"
 
 static int overlap(const Py_buffer *a, const Py_buffer *b)
 {
@@ -157,6 +159,10 @@ static PyMethodDef methods[] = {
     {"lru_distances", (PyCFunction)(void (*)(void))py_lru_distances, METH_VARARGS | METH_KEYWORDS, lru_doc},
     {"belady_missed_pages", (PyCFunction)(void (*)(void))py_belady_missed_pages, METH_VARARGS | METH_KEYWORDS,
      belady_doc},
+    {"lru_stack", (PyCFunction)(void (*)(void))py_lru_stack, METH_VARARGS | METH_KEYWORDS, lru_stack_doc},
+    {"lru_histogram", (PyCFunction)(void (*)(void))py_lru_histogram, METH_VARARGS | METH_KEYWORDS, lru_histogram_doc},
+    {"belady_hits", (PyCFunction)(void (*)(void))py_belady_hits, METH_VARARGS | METH_KEYWORDS, belady_hits_doc},
+    {"lfu_hits", (PyCFunction)(void (*)(void))py_lfu_hits, METH_VARARGS | METH_KEYWORDS, lfu_hits_doc},
     {NULL, NULL, 0, NULL},
 };
 

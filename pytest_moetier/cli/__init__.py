@@ -11,6 +11,7 @@ from pytest_moetier.cli.doctor import add_doctor
 from pytest_moetier.cli.parsers import add_group
 from pytest_moetier.cli.pool import add_pool
 from pytest_moetier.cli.say import note, silence_stdout
+from pytest_moetier.cli.simulate import add_simulate
 from pytest_moetier.cli.trace import add_locality, add_trace
 from pytest_moetier.errors import MoetierError
 
@@ -23,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_pool(add_group(commands, "pool", "expert pools on a device: create, check, map"))
     add_trace(add_group(commands, "trace", "router traces: info, check, convert, merge, synth, formats"))
     add_locality(commands)
+    add_simulate(commands)
     add_doctor(commands)
     return parser
 

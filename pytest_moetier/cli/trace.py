@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from pytest_moetier.cli.parsers import Commands, add_command, number
+from pytest_moetier.cli.reading import known, named, reading
 from pytest_moetier.cli.say import note, print_json, say
 from pytest_moetier.errors import InputError
 
@@ -16,39 +17,10 @@ if TYPE_CHECKING:
     from pytest_moetier.trace.records import Trace
 
 
-def _known(args: argparse.Namespace) -> dict[str, Any]:
-    """Return what the user said of the files, as keywords of ``load_trace``."""
-    policy = {}
-    for word in args.on:
-        name, equals, action = word.partition("=")
-        if not equals:
-            raise InputError(f"--on {word}", "NAME=ACTION", "moetier trace check --list")
-        policy[name] = action
-    return {
-        "format": args.format,
-        "n_experts": args.experts,
-        "k": args.k,
-        "requested_tokens": args.requested,
-        "raw": args.raw,
-        "policy": policy,
-    }
-
-
 def _loaded(args: argparse.Namespace) -> Trace:
     from pytest_moetier.trace.load import load_trace  # noqa: PLC0415
 
-    return load_trace(args.file, **_known(args))
-
-
-def _named(words: list[str]) -> tuple[list[str], list[Path]]:
-    """Return names and files of ``[DOMAIN=]FILE`` words; a file without a name is called by its own, cut at a dot."""
-    names, paths = [], []
-    for word in words:
-        domain, equals, file = word.partition("=")
-        named = bool(equals) and not Path(word).exists()
-        paths.append(Path(file if named else word))
-        names.append(domain if named else paths[-1].name.split(".")[0])
-    return names, paths
+    return load_trace(args.file, **known(args))
 
 
 def _finding_json(found: TraceFinding) -> dict[str, str]:
@@ -143,16 +115,16 @@ def _checked(args: argparse.Namespace) -> dict[Path, tuple[Trace | None, str]]:
     from pytest_moetier.trace import checks  # noqa: PLC0415
     from pytest_moetier.trace.load import load_trace  # noqa: PLC0415
 
-    known = _known(args)
+    said = known(args)
     results: dict[Path, tuple[Trace | None, str]] = {}
     for path in args.files:
         try:
-            results[path] = (load_trace(path, **known), "")
+            results[path] = (load_trace(path, **said), "")
         except InputError as error:
             results[path] = (None, str(error))
     loaded = {path: trace for path, (trace, _) in results.items() if trace is not None}
     if len(loaded) > 1:
-        policy = checks.chosen(known["policy"], raw=known["raw"])
+        policy = checks.chosen(said["policy"], raw=said["raw"])
         together, _ = checks.check_together(list(loaded.values()), policy)
         results.update({path: (trace, "") for path, trace in zip(loaded, together, strict=True)})
     return results
@@ -188,7 +160,7 @@ def trace_merge(args: argparse.Namespace) -> int:
     from pytest_moetier.trace.load import load_traces  # noqa: PLC0415
     from pytest_moetier.trace.write import convert  # noqa: PLC0415
 
-    batch = merge(load_traces(args.files, **_known(args)))
+    batch = merge(load_traces(args.files, **known(args)))
     if args.out:
         convert(batch.trace, args.out)
     trace = batch.trace
@@ -309,8 +281,8 @@ def locality_command(args: argparse.Namespace) -> int:
     from pytest_moetier.trace.load import load_selections  # noqa: PLC0415
     from pytest_moetier.trace.locality import as_json, jaccard, locality, table  # noqa: PLC0415
 
-    names, paths = _named(args.files)
-    loaded = load_selections(paths, args.phase, **_known(args))
+    names, paths = named(args.files)
+    loaded = load_selections(paths, args.phase, **known(args))
     found = [locality(one.selections) for one in loaded]
     for path, one in zip(paths, loaded, strict=True):
         for line in one.warnings:
@@ -335,40 +307,24 @@ def locality_command(args: argparse.Namespace) -> int:
     return 0
 
 
-def _reading(one: argparse.ArgumentParser) -> None:
-    """Add what a user may say of a trace file."""
-    one.add_argument("--format", help="of the file; default: told from its content (moetier trace formats)")
-    one.add_argument("--experts", type=number, help="experts per layer, where the file does not state them")
-    one.add_argument("--k", type=number, help="experts a pass, where the file does not state it")
-    one.add_argument("--requested", type=number, metavar="TOKENS", help="tokens the engine was asked for: validated")
-    one.add_argument("--raw", action="store_true", help="take nothing out: what the checks find is only said")
-    one.add_argument(
-        "--on",
-        action="append",
-        default=[],
-        metavar="NAME=ACTION",
-        help="keep, drop or refuse what a check finds (moetier trace check --list); repeatable",
-    )
-
-
 def add_trace(trace: Commands) -> None:
     """Add the commands of ``moetier trace``."""
     one = add_command(trace, "info", trace_info)
     one.add_argument("file", type=Path)
-    _reading(one)
+    reading(one)
     one = add_command(trace, "check", trace_check)
     one.add_argument("files", type=Path, nargs="*", metavar="FILE")
     one.add_argument("--list", action="store_true", help="list the checks, their defaults and actions")
-    _reading(one)
+    reading(one)
     one = add_command(trace, "convert", trace_convert)
     one.add_argument("file", type=Path)
     one.add_argument("out", type=Path, help=".jsonl, .jsonl.gz, .jsonl.zst, .npy or .oracleGeneral")
     one.add_argument("--to", help="jsonl, npy or oracleGeneral; default: told from OUT's name")
-    _reading(one)
+    reading(one)
     one = add_command(trace, "merge", trace_merge)
     one.add_argument("files", type=Path, nargs="+", metavar="FILE")
     one.add_argument("--out", type=Path, help="write the merged trace, to replay or simulate")
-    _reading(one)
+    reading(one)
     add_command(trace, "formats", trace_formats)
     _synth_parser(trace)
 
@@ -402,4 +358,4 @@ def add_locality(commands: Commands) -> None:
     one.add_argument("files", nargs="+", metavar="[DOMAIN=]FILE")
     one.add_argument("--phase", choices=("decode", "prefill", "all"), default="decode", help="default: decode alone")
     one.add_argument("--jaccard-top", type=number, default=16, metavar="N", help="size of the sets compared (16)")
-    _reading(one)
+    reading(one)
