@@ -8,12 +8,20 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from pytest_moetier.errors import InputError
-from pytest_moetier.routing import DOMAINS, crossovers, depth_unions, domain_jaccards, mean_rates, merged_figures
+from pytest_moetier.routing import (
+    DOMAINS,
+    batch_figures,
+    crossovers,
+    depth_unions,
+    domain_jaccards,
+    lru_of_belady,
+    mean_rates,
+    merged_figures,
+    split_figures,
+)
 
 if TYPE_CHECKING:
     from pytest_moetier.fixtures import DomainsHandle, RoutingHandle
-    from pytest_moetier.routing import HitRates
 
 LONG = 4000
 """Steps of the runs that the paper read the asymptote from."""
@@ -104,43 +112,46 @@ def test_domain_jaccard(moetier_domains: DomainsHandle) -> None:
 def test_crossover(moetier_domains: DomainsHandle) -> None:
     """Frequency wins below about 2k experts a layer, recency from 32 on: differences of the means over domains."""
     why = "one domain has no spread, and a budget says nothing of a model far smaller or larger than it"
-    moetier_domains.conclude(crossovers(_hit_rates(moetier_domains)), why)
+    moetier_domains.conclude(crossovers(moetier_domains.examined(moetier_domains.hit_rates)), why)
 
 
 def test_hit_rates(moetier_domains: DomainsHandle) -> None:
     """What each policy hits at a budget of B experts a layer: the means over the four domains."""
-    mean = mean_rates(_hit_rates(moetier_domains))
+    mean = mean_rates(moetier_domains.examined(moetier_domains.hit_rates))
     if len(moetier_domains.studies) != len(DOMAINS):
         moetier_domains.not_examined(_four(moetier_domains, "the paper's hit rates are means over four domains"), mean)
     moetier_domains.conclude(mean)
 
 
+def test_lru_of_belady(moetier_domains: DomainsHandle) -> None:
+    """What part of the offline optimum recency reaches at 32 experts a layer."""
+    why = "32 experts are all of a layer's"
+    moetier_domains.conclude(lru_of_belady(moetier_domains.examined(moetier_domains.hit_rates)), why)
+
+
+def test_global_against_split(moetier_domains: DomainsHandle) -> None:
+    """One cache for all layers behaves as an equal split of it: LRU's hit rate, and which policy leads."""
+    values = moetier_domains.examined(lambda: split_figures(moetier_domains.studies))
+    moetier_domains.conclude(values, "the budget holds every expert")
+
+
 def test_batch4(moetier_domains: DomainsHandle) -> None:
     """Four streams merged iteration by iteration share next to nothing."""
-    values: dict[str, float | None] = {}
-    problem = ""
-    try:
-        values = merged_figures(moetier_domains.studies)
-    except InputError as error:
-        problem = str(error)
-    if problem:  # outside the handler: one message, not a chain of causes
-        moetier_domains.not_examined(problem)
+    values = moetier_domains.examined(lambda: merged_figures(moetier_domains.studies))
     if len(moetier_domains.studies) != len(DOMAINS):
         moetier_domains.not_examined(_four(moetier_domains, "the paper merges four streams"), values)
     moetier_domains.conclude(values, "the size of an expert is not known")
 
 
-def _hit_rates(domains: DomainsHandle) -> list[HitRates]:
-    """Return what caches hit in each domain; not_examined where a trace cannot be simulated."""
-    found: list[HitRates] = []
-    problem = ""
-    try:
-        found = domains.hit_rates()
-    except InputError as error:
-        problem = str(error)
-    if problem:
-        domains.not_examined(problem)
-    return found
+def test_batch_hits(moetier_domains: DomainsHandle) -> None:
+    """Four streams that share one budget lose hits, and each token pays: LRU at a quarter of the pool, and at 200 GB.
+
+    A capacity finding by simulation; it is here because a session of cells has no need of traces.
+    """
+    values = moetier_domains.examined(lambda: batch_figures(moetier_domains.studies))
+    if len(moetier_domains.studies) != len(DOMAINS):
+        moetier_domains.not_examined(_four(moetier_domains, "the paper merges four streams"), values)
+    moetier_domains.conclude(values, "the streams alone miss nothing")
 
 
 def _four(domains: DomainsHandle, why: str) -> str:

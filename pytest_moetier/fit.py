@@ -13,11 +13,17 @@ from pytest_moetier.routing import (
     MODELS,
     Studies,
     Study,
+    batch_figures,
     crossovers,
     depth_unions,
     domain_jaccards,
+    drift_figures,
+    lru_of_belady,
     mean_rates,
     merged_figures,
+    off_domain_figures,
+    oracle_figures,
+    split_figures,
     subjects,
 )
 
@@ -45,7 +51,7 @@ class Fit:
 def fit_report(preset: str, seed: int = 0, tell: Callable[[str], None] = lambda _: None) -> list[Fit]:
     """Return every published figure of a model, and what its generator reaches with this seed in four domains.
 
-    The ranges are those of ``bench/bounds.yaml``, by which ``pytest bench/ -k routing`` judges.
+    The ranges are those of ``bench/bounds.yaml``, by which ``pytest bench/ -k "routing or policy"`` judges.
 
     Args:
         preset: a model whose figures are published.
@@ -69,7 +75,9 @@ def fit_report(preset: str, seed: int = 0, tell: Callable[[str], None] = lambda 
 
 
 def _fits(bounds: tuple[Bound, ...], found: list[Study], studies: Studies) -> Iterator[Fit]:
-    by_domain = [(study.subject.domain, study, study.figures()) for study in found]
+    by_domain = [
+        (one.subject.domain, one, {**one.figures(), **oracle_figures(one), **drift_figures(one)}) for one in found
+    ]
     reached: dict[str, dict[str, float]] = {}
     held: dict[str, Bound] = {}
     for domain, study, figures in by_domain:
@@ -84,7 +92,11 @@ def _fits(bounds: tuple[Bound, ...], found: list[Study], studies: Studies) -> It
         **domain_jaccards(found),
         **mean_rates(rates),
         **crossovers(rates),
+        **lru_of_belady(rates),
+        **split_figures(found),
         **merged_figures(found),
+        **batch_figures(found),
+        **off_domain_figures(found),
     }
     lengths = [study.trace.n_iterations for study in found]
     for bound in bounds_for(bounds, (found[0].model, found[0].subject.group)):

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
 
-from pytest_moetier.errors import AccountingError, MoetierError, UnsupportedHostError
+from pytest_moetier.errors import AccountingError, InputError, MoetierError, UnsupportedHostError
 from pytest_moetier.routing import OWN, UNITS
 from pytest_moetier.settings import option, session_of
 from pytest_moetier.verdicts import About, Handle, Judge, MoetierSession
@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from pytest_moetier.routing import HitRates, Study, Subject
     from pytest_moetier.trace.locality import Locality
     from pytest_moetier.trace.records import Trace
+
+
+_Found = TypeVar("_Found")
 
 
 class CellHandle(Handle):
@@ -212,7 +215,17 @@ class _TraceJudge(Judge):
         unbound = f"no bound holds for {self._model}; expected one in bounds.yaml beside the test, or in a profile"
         self.settle(found, self._about, reason, unbound)
 
-    def not_examined(self, reason: str, values: Mapping[str, float | None] | None = None) -> None:
+    def examined(self, find: Callable[[], _Found]) -> _Found:
+        """Return what ``find`` returns; end the test as not_examined where it refuses the traces, with its reason."""
+        __tracebackhide__ = True
+        problem = ""
+        try:
+            return find()
+        except InputError as error:
+            problem = str(error)
+        return self.not_examined(problem)  # outside the handler: one message, not a chain of causes
+
+    def not_examined(self, reason: str, values: Mapping[str, float | None] | None = None) -> NoReturn:
         """End the test as not_examined, with the reason and the values that were measured all the same."""
         __tracebackhide__ = True
         self._note(values or {})
@@ -311,7 +324,7 @@ class DomainsHandle(_TraceJudge):
         """Return what caches of each layer hit, one entry a domain.
 
         Raises:
-            MoetierError: a trace is too short or too long to be simulated.
+            MoetierError: a trace is too short to be simulated.
         """
         return [self.session.studies.rates(one.subject) for one in self.studies]
 

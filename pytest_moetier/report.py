@@ -23,7 +23,7 @@ from pytest_moetier.errors import InputError, MoetierError
 from pytest_moetier.finding import PROFILE_FORMAT, Metric, metrics_of
 from pytest_moetier.history import SCHEMA_VERSION, Comparison, compare, compare_traces, metric_json, proof_json
 from pytest_moetier.host.probe import host_facts
-from pytest_moetier.routing import GIVEN, RECORDED, SYNTHETIC, UNITS, Subject
+from pytest_moetier.routing import CACHES, GIVEN, RECORDED, SYNTHETIC, UNITS, Subject
 from pytest_moetier.settings import option
 from pytest_moetier.units import format_bytes, format_seconds
 from pytest_moetier.verdicts import MoetierSession, Record
@@ -167,7 +167,7 @@ def _routing(finding: str, records: Sequence[Record], *, markup: bool) -> list[s
         lines += [_title(f"{finding}: over domains", over), _rendered(_domains_table(over), markup)]
     orders = sorted({str(each["order"]) for one in records for each in one.accounting})
     if orders:
-        lines.append(f"{_MARK_LEGEND}; order within a pass: {', '.join(orders)}")
+        lines.append(f"{_MARK_LEGEND}; order within a pass: {', '.join(orders)}; caches: {CACHES}")
     return lines
 
 

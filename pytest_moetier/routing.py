@@ -1,37 +1,29 @@
-"""What the routing findings speak of: whose traces, their statistics, and caches of each layer (paper section 3).
+"""What findings on traces speak of: whose traces, their statistics, and caches of them (paper sections 3 and 6).
 
 A *subject* is one model's trace of one domain: generated, the user's own, or recorded by a public project. Subjects
 come from options and the environment alone; this module imports numpy only when a trace is studied.
 
-Caches are simulated per layer, access by access in the order issued, with room for B experts of the layer. Windows are
-fair: every policy warms on the first 60% of the engine iterations and is scored on the rest.
+Caches are those of ``simulate``: per access, over the fair window. A budget of B experts is that of each layer's own
+cache, or B times the layers in one cache for all.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from itertools import combinations
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import combinations, product
 from pathlib import Path
 from statistics import fmean
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from pytest_moetier.errors import InputError, MoetierError
+from pytest_moetier.errors import MoetierError
 
 if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
     from pytest_moetier.trace.locality import Locality
     from pytest_moetier.trace.records import Trace
-
-    Bools = NDArray[np.bool_]
-    I64 = NDArray[np.int64]
-    Rekey = Callable[[I64, I64, int], I64]
-    """(rows, their keys before this access, the number of the access) -> their keys after it."""
 
 SYNTHETIC, GIVEN, RECORDED = "synthetic", "given", "recorded"
 DOMAINS = ("prose", "code", "math", "chat")
@@ -40,13 +32,19 @@ JACCARD_TOP = 16
 """N of the Jaccard index. The paper does not state its own, and the figure depends on it."""
 BUDGETS = (8, 32)
 """Experts that a layer's cache holds (B)."""
+SPLIT_BUDGETS = (8, 16, 32, 64, 128)
+"""Likewise, where one cache for all layers is held against an equal split."""
 WINDOWS = (1, 8, 64)
 """Passes over which reuse is counted (W)."""
 TOP = 8
-WARM_SHARE = (3, 5)
-"""The share of the iterations that warms a cache, as a fraction: 60%."""
-POLICIES = ("lru", "lfu", "lfu_in_cache", "static", "belady")
-_MAX_STEPS = 2_000_000  # accesses a layer: about a minute for each policy and budget
+POLICIES = ("lru", "lfu", "lfu-perfect", "static", "belady")
+"""The paper's LFU is ``lfu-perfect``: below k experts a layer, what is forgotten when evicted is never used twice."""
+CACHES = "per access; fair window: the first 60% of the iterations warm, the rest is scored"
+"""How caches are simulated, where a figure does not say otherwise."""
+HOST_BYTES, HOST_SHARE = 256 * 10**9, "17.7%"
+"""The paper's budget of the comparison of policies, and its share of the pool there."""
+BATCH_BYTES, BATCH_SHARE = 200 * 10**9, "25%"
+"""The paper's two budgets of a batch."""
 OWN = "own"
 
 # name -> unit and a short head of its column; hit rates and what is not here are shares
@@ -78,6 +76,22 @@ UNITS: Mapping[str, tuple[str, str]] = MappingProxyType(
         "deduplication": ("ratio", "dedup"),
         "merged_accepted_tokens": ("tokens", "tokens"),
         "lead_over_spread_32": ("ratio", "lead/spread"),
+        "lru_of_belady_32": ("ratio", "LRU/Belady"),
+        "ranking_changes": ("budgets", "ranking changes"),
+        "batch_surcharge_25pct": ("ratio", "surcharge at 25%"),
+        "batch_surcharge_200gb": ("ratio", "surcharge at 200 GB"),
+        "off_domain_table_smallest": ("share", "table elsewhere min"),
+        "off_domain_table_largest": ("share", "table elsewhere max"),
+        "off_domain_lru_smallest": ("share", "LRU min"),
+        "off_domain_lru_largest": ("share", "LRU max"),
+        "lru_over_off_domain_smallest": ("share", "LRU-table min"),
+        "oracle_replayed": ("share", "oracle, replay"),
+        "lru_replayed": ("share", "LRU, replay"),
+        "lru_over_oracle": ("share", "LRU-oracle"),
+        "own_table": ("share", "oracle, fair"),
+        "past_table": ("share", "past table"),
+        "lru_fair": ("share", "LRU, fair"),
+        "lru_over_past_table": ("share", "LRU-past"),
     }
 )
 
@@ -296,6 +310,7 @@ class Study:
             "reads": trace.n_accesses,
             "kinds": trace.kind_counts(),
             "order": self.locality.order,
+            "caches": CACHES,
             "trace_findings": [str(one) for one in trace.findings],
             "warnings": list(trace.warnings),
         }
@@ -318,9 +333,8 @@ def domain_jaccards(studies: Sequence[Study], top: int = JACCARD_TOP) -> dict[st
 
 def mean_rates(rates: Sequence[HitRates]) -> dict[str, float | None]:
     """Return ``policy_B`` -> the mean hit rate over the domains."""
-    return {
-        f"{policy}_{budget}": fmean(one.rates[policy, budget] for one in rates) for policy, budget in rates[0].rates
-    }
+    mean = _means(rates)
+    return {f"{policy.replace('-', '_')}_{budget}": mean[policy, budget] for policy, budget in mean}
 
 
 def crossovers(rates: Sequence[HitRates]) -> dict[str, float | None]:
@@ -329,7 +343,7 @@ def crossovers(rates: Sequence[HitRates]) -> dict[str, float | None]:
     The small budget says something of models that choose more than half of it, the large one of models with more
     experts than it holds: otherwise its figures are None.
     """
-    mean = {key: fmean(one.rates[key] for one in rates) for key in rates[0].rates}
+    mean = _means(rates)
     small, large = BUDGETS
     below, room = small < 2 * rates[0].k, large < rates[0].n_experts
     lead = mean["lru", large] - mean["static", large]
@@ -337,10 +351,44 @@ def crossovers(rates: Sequence[HitRates]) -> dict[str, float | None]:
     spread = max(by_domain) - min(by_domain)
     return {
         f"static_lead_{small}": mean["static", small] - mean["lru", small] if below else None,
-        f"lfu_lead_{small}": mean["lfu", small] - mean["lru", small] if below else None,
+        f"lfu_perfect_lead_{small}": mean["lfu-perfect", small] - mean["lru", small] if below else None,
         f"lru_lead_{large}": lead if room else None,
         f"lead_over_spread_{large}": abs(lead) / spread if spread and room else None,
     }
+
+
+def lru_of_belady(rates: Sequence[HitRates]) -> dict[str, float | None]:
+    """Return what part of Belady's hit rate LRU reaches at the large budget, by the means over the domains."""
+    mean, large = _means(rates), BUDGETS[1]
+    room = large < rates[0].n_experts and mean["belady", large] > 0
+    return {f"lru_of_belady_{large}": mean["lru", large] / mean["belady", large] if room else None}
+
+
+def _means(rates: Sequence[HitRates]) -> dict[tuple[str, int], float]:
+    return {key: fmean(one.rates[key] for one in rates) for key in rates[0].rates}
+
+
+def split_figures(studies: Sequence[Study]) -> dict[str, float | None]:
+    """Return how far one cache for all layers leads an equal split of it, by the means over the domains.
+
+    ``global_lead_B`` is LRU's lead. ``ranking_changes`` counts the budgets at which LRU beats static pinning in one
+    of the two and not in the other. Only budgets below the experts of a layer say anything.
+
+    Raises:
+        InputError: a trace is too short to be simulated.
+    """
+    n_experts = studies[0].trace.n_experts
+    budgets = [one for one in SPLIT_BUDGETS if one < n_experts]
+    values: dict[str, float | None] = dict.fromkeys(f"global_lead_{one}" for one in SPLIT_BUDGETS)
+    if not budgets:
+        return {**values, "ranking_changes": None}
+    shared, split = (
+        _means([hit_rates(one.trace, budgets, ("lru", "static"), allocation=allocation) for one in studies])
+        for allocation in ("global", "layer")
+    )
+    values |= {f"global_lead_{one}": shared["lru", one] - split["lru", one] for one in budgets}
+    leads = [(mean["lru", one] > mean["static", one] for mean in (shared, split)) for one in budgets]
+    return {**values, "ranking_changes": float(sum(one != other for one, other in leads))}
 
 
 def merged_figures(studies: Sequence[Study]) -> dict[str, float | None]:
@@ -359,6 +407,103 @@ def merged_figures(studies: Sequence[Study]) -> dict[str, float | None]:
         "merged_accepted_tokens": float(batch.trace.accepted_tokens),
         "union_gigabytes_per_step": batch.union_reads / batch.n_iterations * size / 1e9 if size else None,
     }
+
+
+def batch_figures(studies: Sequence[Study]) -> dict[str, float | None]:
+    """Return what LRU hits in the domains' streams alone and merged, each with the whole budget, and what a token pays.
+
+    A surcharge is what the batch misses for an accepted token, as a multiple of what the streams alone do.
+
+    Raises:
+        InputError: they are of different models, fewer than two, or too short to be simulated.
+    """
+    from pytest_moetier.simulate import batch_cost  # noqa: PLC0415
+
+    budgets = {"25pct": BATCH_SHARE}
+    if fixed := _experts_in(BATCH_BYTES, studies[0].model):
+        budgets["200gb"] = fixed
+    found = batch_cost([one.trace for one in studies], ["lru"], list(budgets.values()))
+    costs = dict(zip(budgets, found, strict=True))
+    return {
+        "single_hits_25pct": costs["25pct"].single_hit_rate,
+        "batch_hits_25pct": costs["25pct"].batch.hit_rate,
+        "batch_hit_loss_25pct": costs["25pct"].hit_loss,
+        **{f"batch_surcharge_{name}": cost.surcharge for name, cost in costs.items()},
+    }
+
+
+def off_domain_figures(studies: Sequence[Study]) -> dict[str, float | None]:
+    """Return what a table of one domain hits in the others and LRU in all, in one cache of the paper's budget.
+
+    The table is that of the prose, or of the first domain where there is none. ``lru_over_off_domain_smallest`` is
+    LRU's least lead over any domain's table in any other domain.
+
+    Raises:
+        InputError: fewer than two domains, or a trace is too short to be simulated.
+    """
+    from pytest_moetier.simulate import off_domain, workload  # noqa: PLC0415
+
+    named = {one.subject.id: workload(one.trace) for one in studies}
+    prose = next((one for one in studies if one.subject.domain == DOMAINS[0]), studies[0]).subject.id
+    found = [one for one in off_domain(named, [host_budget(studies[0].model)]) if one.trained_on != one.scored_on]
+    elsewhere = [one.static.hit_rate for one in found if one.trained_on == prose]
+    recent = [one.lru.hit_rate for one in found]
+    return {
+        "off_domain_table_smallest": min(elsewhere),
+        "off_domain_table_largest": max(elsewhere),
+        "off_domain_lru_smallest": min(recent),
+        "off_domain_lru_largest": max(recent),
+        "lru_over_off_domain_smallest": min(one.lru.hit_rate - one.static.hit_rate for one in found),
+    }
+
+
+def oracle_figures(study: Study) -> dict[str, float | None]:
+    """Return what LRU and the table of the trace itself hit in the whole trace, as a replay does: in its second pass.
+
+    Raises:
+        InputError: the trace cannot be simulated.
+    """
+    from pytest_moetier.simulate import simulate, workload  # noqa: PLC0415
+
+    work = replace(workload(study.trace), layer_bytes=(1,) * len(study.trace.layers))  # a byte is an expert
+    budget = [host_budget(study.model)]
+    (pinned,) = simulate(work, ["static"], budget, window="cold", table="own", detail=False)  # it has nothing to warm
+    recent = 1 - int(work.nominal().misses([pinned.capacity])[0]) / work.n_accesses
+    return {
+        "oracle_replayed": pinned.hit_rate,
+        "lru_replayed": recent,
+        "lru_over_oracle": recent - pinned.hit_rate,
+    }
+
+
+def drift_figures(study: Study) -> dict[str, float | None]:
+    """Return what LRU, a table of the trace's own past and its oracle hit in the rest of the trace.
+
+    Raises:
+        InputError: the trace is too short to be simulated.
+    """
+    from pytest_moetier.simulate import simulate, workload  # noqa: PLC0415
+
+    work, budget = workload(study.trace), [host_budget(study.model)]
+    recent, past = simulate(work, ["lru", "static"], budget, detail=False)
+    (own,) = simulate(work, ["static"], budget, table="own", detail=False)
+    return {
+        "lru_fair": recent.hit_rate,
+        "past_table": past.hit_rate,
+        "own_table": own.hit_rate,
+        "lru_over_past_table": recent.hit_rate - past.hit_rate,
+    }
+
+
+def host_budget(model: str) -> str:
+    """Return the budget of the comparison of policies: the paper's of its model, the same share of another's pool."""
+    return _experts_in(HOST_BYTES, model) or HOST_SHARE
+
+
+def _experts_in(size: int, model: str) -> str:
+    """Return how many experts a budget of bytes holds; "" where their size is not known."""
+    each = MODELS[model].expert_bytes if model in MODELS else 0
+    return str(size // each) if each else ""
 
 
 @dataclass(slots=True)
@@ -430,189 +575,40 @@ class Studies:
 
 @dataclass(frozen=True, slots=True)
 class HitRates:
-    """The shares of the scored window's accesses that hit in a cache of each layer.
+    """The shares of the scored window's accesses that hit.
 
     Attributes:
-        rates: (policy, B) -> hit rate, of each policy of ``POLICIES``.
-        warm_iterations: iterations that warmed the caches.
-        scored_iterations: iterations that were scored.
-        order: how ids stand within a pass, in words: it decides what LRU does below 2k experts.
+        rates: (policy, B) -> hit rate.
         n_experts: experts per layer.
         k: experts a pass.
     """
 
     rates: Mapping[tuple[str, int], float]
-    warm_iterations: int
-    scored_iterations: int
-    order: str
     n_experts: int
     k: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Windows:
-    """The accesses of each layer in the order issued, one row a layer.
+def hit_rates(
+    trace: Trace,
+    budgets: Sequence[int] = BUDGETS,
+    policies: Sequence[str] = POLICIES,
+    *,
+    allocation: str = "layer",
+) -> HitRates:
+    """Return what each policy hits with B experts a layer, for each B; a layer has no more than all of its own.
 
-    Attributes:
-        ids: expert ids; -1 behind the end of a layer with fewer accesses than another.
-        scored: whether the access is in the scored window.
-        n_experts: experts per layer.
-    """
-
-    ids: I64
-    scored: Bools
-    n_experts: int
-
-    def rate(self, hits: Bools) -> float:
-        """Return the hit rate of the scored window."""
-        return int((hits & self.scored).sum()) / int(self.scored.sum())
-
-
-def hit_rates(trace: Trace, budgets: Sequence[int] = BUDGETS) -> HitRates:
-    """Return what plain LRU, LFU, static pinning and Belady's MIN hit in each layer, for each budget.
-
-    LFU counts every use since the start and breaks ties by recency: the paper's figures come out so. ``lfu_in_cache``
-    forgets an expert's uses when it is evicted; below k experts a layer nothing it holds is then ever used twice.
-    Static holds the most used experts of the warm window (ties: the lower id). Belady must admit what it misses.
+    Args:
+        trace: whose accesses.
+        budgets: B of each.
+        policies: of ``simulate.POLICIES``; static holds the most used experts of the warm part.
+        allocation: ``layer``: a cache of B for each; ``global``: one of B times the layers.
 
     Raises:
-        InputError: too short to warm and to score, or too long to be simulated here.
+        InputError: too short to warm and to score.
     """
-    from pytest_moetier.trace.records import ORDERS  # noqa: PLC0415
+    from pytest_moetier.simulate import simulate, workload  # noqa: PLC0415
 
-    warm = trace.n_iterations * WARM_SHARE[0] // WARM_SHARE[1]
-    if not warm:
-        raise InputError(f"{trace.source} has 1 iteration", "2 or more: some warm the cache, some are scored")
-    windows = _windows(trace, warm)
-    if windows.ids.shape[1] > _MAX_STEPS:
-        raise InputError(
-            f"{trace.source} has {windows.ids.shape[1]} accesses a layer", f"{_MAX_STEPS} or fewer", "cut the trace"
-        )
-    rates: dict[tuple[str, int], float] = {}
-    distances, following = _distances(windows), _next_uses(windows)
-    for budget in budgets:
-        rates["lru", budget] = windows.rate(distances <= budget)
-        rates["lfu", budget] = windows.rate(_lfu(windows, budget))
-        rates["lfu_in_cache", budget] = windows.rate(_lfu_in_cache(windows, budget))
-        rates["static", budget] = windows.rate(_static(windows, budget))
-        rates["belady", budget] = windows.rate(_belady(windows, following, budget))
-    return HitRates(
-        MappingProxyType(rates), warm, trace.n_iterations - warm, ORDERS[trace.order], trace.n_experts, trace.k
-    )
-
-
-def _windows(trace: Trace, warm: int) -> _Windows:
-    import numpy as np  # noqa: PLC0415
-
-    bounds = trace.offsets.astype(np.int64)
-    widths = bounds[1:] - bounds[:-1]
-    owner = np.repeat(np.searchsorted(trace.layers, trace.layer), widths)
-    iteration = np.repeat(trace.iteration, widths)
-    by_layer = np.argsort(owner, kind="stable")  # each layer's accesses in the order issued
-    counts = np.bincount(owner, minlength=len(trace.layers))
-    there = np.arange(counts.max()) < counts[:, None]
-    ids = np.full(there.shape, -1, dtype=np.int64)
-    scored = np.zeros(there.shape, dtype=bool)
-    ids[there] = trace.experts[by_layer]
-    scored[there] = iteration[by_layer] >= warm
-    return _Windows(ids, scored, trace.n_experts)
-
-
-def _distances(windows: _Windows) -> NDArray[np.float64]:
-    """Return per access the distinct experts of its layer touched since its expert's last use, itself included."""
-    import numpy as np  # noqa: PLC0415
-
-    from pytest_moetier import _sim  # noqa: PLC0415
-
-    there = windows.ids >= 0
-    # Layer behind layer, each with experts of its own: what lies between two uses is then of one layer.
-    own = windows.ids + np.arange(len(windows.ids))[:, None] * windows.n_experts
-    sequence = own[there].astype(np.uint32)
-    out = np.empty(len(sequence), dtype=np.uint64)
-    _sim.lru_distances(sequence, np.ones(windows.ids.shape[0] * windows.n_experts, dtype=np.uint64), out, passes=1)
-    distances = np.full(windows.ids.shape, np.inf)
-    distances[there] = np.where(out == np.uint64(2**64 - 1), np.inf, out.astype(np.float64))
-    return distances
-
-
-def _static(windows: _Windows, budget: int) -> Bools:
-    import numpy as np  # noqa: PLC0415
-
-    rows = np.arange(len(windows.ids))[:, None]
-    warm = (windows.ids >= 0) & ~windows.scored
-    keys = (windows.ids + rows * windows.n_experts)[warm]
-    counts = np.bincount(keys, minlength=len(rows) * windows.n_experts).reshape(len(rows), -1)
-    pinned = np.zeros(counts.shape, dtype=bool)
-    np.put_along_axis(pinned, np.argsort(-counts, axis=1, kind="stable")[:, :budget], values=True, axis=1)
-    hits: Bools = pinned[rows, windows.ids] & (windows.ids >= 0)
-    return hits
-
-
-def _next_uses(windows: _Windows) -> I64:
-    """Return per access the number of its expert's next one in the layer, or that of no access."""
-    import numpy as np  # noqa: PLC0415
-
-    never = windows.ids.shape[1]
-    following = np.full(windows.ids.shape, never, dtype=np.int64)
-    rows, upcoming = np.arange(len(windows.ids)), np.full((len(windows.ids), windows.n_experts), never)
-    for step in range(never - 1, -1, -1):
-        live = rows[windows.ids[:, step] >= 0]
-        now = windows.ids[live, step]
-        following[live, step] = upcoming[live, now]
-        upcoming[live, now] = step
-    return following
-
-
-def _lfu(windows: _Windows, budget: int) -> Bools:
-    """Evict the least used of all time; of those, the least recently used. Keys are uses << 32 | last use."""
-    import numpy as np  # noqa: PLC0415
-
-    uses = np.zeros((len(windows.ids), windows.n_experts), dtype=np.int64)
-
-    def rekey(rows: I64, _keys: I64, step: int) -> I64:
-        now = windows.ids[rows, step]
-        uses[rows, now] += 1
-        keys: I64 = uses[rows, now] << 32 | step
-        return keys
-
-    return _simulated(windows, budget, rekey)
-
-
-def _lfu_in_cache(windows: _Windows, budget: int) -> Bools:
-    """Evict the least used since it came in; of those, the least recently used. Keys as in ``_lfu``."""
-    return _simulated(windows, budget, lambda _rows, keys, step: ((keys >> 32) + 1) << 32 | step)
-
-
-def _belady(windows: _Windows, following: I64, budget: int) -> Bools:
-    """Evict what is used again latest."""
-    return _simulated(windows, budget, lambda rows, _keys, step: -following[rows, step])
-
-
-def _simulated(windows: _Windows, budget: int, rekey: Rekey) -> Bools:
-    """Return which accesses hit in a cache of ``budget`` experts a layer that evicts the smallest key.
-
-    All layers take a step at once. An empty place has the smallest key of all, and so is taken first.
-    """
-    import numpy as np  # noqa: PLC0415
-
-    layers, steps = windows.ids.shape
-    place = np.full((layers, windows.n_experts), -1)
-    held = np.full((layers, budget), -1)
-    keys = np.full((layers, budget), np.iinfo(np.int64).min)
-    hits = np.zeros((layers, steps), dtype=bool)
-    everyone = np.arange(layers)
-    for step in range(steps):
-        now = windows.ids[:, step]
-        rows = everyone if now.min() >= 0 else everyone[now >= 0]
-        now = now[rows]
-        at = place[rows, now]
-        hit = at >= 0
-        at = np.where(hit, at, keys[rows].argmin(axis=1))
-        gone = held[rows, at]
-        evicts = ~hit & (gone >= 0)
-        place[rows[evicts], gone[evicts]] = -1
-        keys[rows, at] = rekey(rows, np.where(hit, keys[rows, at], 0), step)
-        held[rows, at] = now
-        place[rows, now] = at
-        hits[rows, step] = hit
-    return hits
+    asked = [f"{min(one, trace.n_experts)}/layer" for one in budgets]
+    found = simulate(workload(trace), policies, asked, allocation=allocation, detail=False)
+    rates = {key: one.hit_rate for key, one in zip(product(policies, budgets), found, strict=True)}
+    return HitRates(MappingProxyType(rates), trace.n_experts, trace.k)

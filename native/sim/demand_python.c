@@ -187,26 +187,46 @@ static int find_repeated(const struct call *call, size_t n_objects, size_t *bad)
     return 0;
 }
 
+static int check_length(const struct call *call, size_t n_objects)
+{
+    const uint64_t *segment = numbers(call, SEGMENTS);
+    for (size_t i = 1; i < items(call, SEGMENTS); i++) {
+        uint64_t length = segment[i] - segment[i - 1];
+        if (length < DEMAND_MOST_POSITIONS && n_objects < DEMAND_MOST_POSITIONS - length)
+            continue;
+        PyErr_Format(PyExc_ValueError,
+                     "segment %zu has %llu accesses, and there are %zu objects; expected fewer than 2^32 - 1 together",
+                     i - 1, (unsigned long long)length, n_objects);
+        return -1;
+    }
+    return 0;
+}
+
 /* The checks that look at every access, during which others may run. Sets *n_objects. */
 static int check_keys(const struct call *call, size_t *n_objects)
 {
     const uint32_t *key = call->view[KEY].buf;
-    size_t n = items(call, KEY), high = n, repeated = n;
+    size_t n = items(call, KEY), bad;
     int failed = 0;
     Py_BEGIN_ALLOW_THREADS
-    *n_objects = count_objects(call, &high);
-    if (high == n && call->held[EVENTS])
-        failed = find_repeated(call, *n_objects, &repeated);
+    *n_objects = count_objects(call, &bad);
+    Py_END_ALLOW_THREADS
+    if (bad < n)
+        return refuse_item(KEY, bad, key[bad], "an object below the number of sizes,", *n_objects);
+    if (check_length(call, *n_objects) < 0)
+        return -1;
+    if (!call->held[EVENTS])
+        return 0;
+    Py_BEGIN_ALLOW_THREADS
+    failed = find_repeated(call, *n_objects, &bad);
     Py_END_ALLOW_THREADS
     if (failed) {
         PyErr_NoMemory();
         return -1;
     }
-    if (high < n)
-        return refuse_item(KEY, high, key[high], "an object below the number of sizes,", *n_objects);
-    if (repeated < n) {
-        PyErr_Format(PyExc_ValueError, "key[%zu] names object %lu a second time in its event; expected it once",
-                     repeated, (unsigned long)key[repeated]);
+    if (bad < n) {
+        PyErr_Format(PyExc_ValueError, "key[%zu] names object %lu a second time in its event; expected it once", bad,
+                     (unsigned long)key[bad]);
         return -1;
     }
     return 0;
@@ -235,12 +255,6 @@ static int check(const struct call *call, struct demand *demand)
         .stop = call->held[STOP] ? call->view[STOP].buf : NULL,
         .hit = call->held[HITS] ? call->view[HITS].buf : NULL,
     };
-    size_t longest = demand_longest_segment(demand);
-    if (longest >= DEMAND_MOST_POSITIONS || demand->n_objects >= DEMAND_MOST_POSITIONS - longest) {
-        PyErr_Format(PyExc_ValueError, "a segment has %zu accesses, and there are %zu objects; expected fewer than "
-                                       "2^32 - 1 together", longest, demand->n_objects);
-        return -1;
-    }
     return 0;
 }
 
@@ -318,11 +332,12 @@ PyObject *py_lfu_hits(PyObject *module, PyObject *args, PyObject *kwargs)
 const char belady_hits_doc[] =
     "belady_hits(key, segments, events, size, budgets, score_from, hits=None, stop=None)\n--\n\n"
     "Return the hits and the bytes of hits of Belady's MIN at each budget: two bytes objects of native uint64.\n\n"
-    "key: uint32, the object of each access. segments: uint64, the first access of each cache, which starts empty, and\n"
-    "the number of accesses. events: uint64, likewise of the events that are looked up at once, or None: access by\n"
-    "access. size: uint64 bytes per object, or None: every object counts 1. budgets: uint64, capacities in objects or\n"
-    "bytes. score_from: uint64 per segment, its first access that counts. hits: uint8 of budgets x accesses, written\n"
-    "with 1 where an access hits, counted or not. stop: one uint8; once it is not 0 the call ends with RuntimeError.\n"
+    "key: uint32, the object of each access. segments: uint64, the first access of each cache, which starts empty,\n"
+    "and the number of accesses. events: uint64, likewise of the events that are looked up at once, or None: access\n"
+    "by access. size: uint64 bytes per object, or None: every object counts 1. budgets: uint64, capacities in objects\n"
+    "or bytes. score_from: uint64 per segment, its first access that counts. hits: uint8 of budgets x accesses,\n"
+    "written with 1 where an access hits, counted or not. stop: one uint8; once it is not 0 the call ends with\n"
+    "RuntimeError.\n"
     "Every miss is admitted, unless its object is larger than the capacity; what goes never is of the event that was\n"
     "just looked up. The buffers must not change meanwhile: the GIL is free. Raises ValueError when a buffer has the\n"
     "wrong type, layout, length or content.";

@@ -6,8 +6,8 @@
 
 #include "positions.h"
 
-/* Objects with one count of uses stand in a ring, the one used longest ago first. Each ring has a node of its own, behind
- * those of the objects. */
+/* Objects with one count of uses stand in a ring, the one used longest ago first. Each ring has a node of its own,
+ * behind those of the objects. */
 struct node {
     uint32_t before, after;
 };

@@ -6,15 +6,15 @@
 
 #include "positions.h"
 
-/* A held object stands at the position of its next access; an object without one stands behind all accesses, the lowest
- * farthest. Positions are unique, so they name their object, and everything that is known of a held object is kept at its
- * position: the access then finds it in passing.
+/* A held object stands at the position of its next access; an object without one stands behind all accesses, the
+ * lowest farthest. Positions are unique, so they name their object, and everything that is known of a held object is
+ * kept at its position: the access then finds it in passing.
  *
  * Objects of one size: the content of a cache is part of that of every larger one (Mattson et al. 1970). So all budgets
  * are simulated at once, each as a band that holds what its cache has and the next smaller has not. An access puts its
- * object into the first band; every band that is too full passes its farthest object on to the next one, until the band
- * that the object came from has a place free. Where the farthest of a band is nearer than what comes in, that goes on at
- * once; this is most often so. Accesses of the past are left in the trees: they are below all that is held.
+ * object into the first band; every band that is too full passes its farthest object on to the next one, until the
+ * band that the object came from has a place free. Where what comes in is itself the farthest, it goes on at once.
+ * Accesses of the past are left in the trees: they are below all that is held.
  *
  * Objects of several sizes: each budget on its own, as one band. */
 #define MOST_BANDS 20 /* at once: 2.6 bytes per access */
@@ -114,8 +114,8 @@ static int run_accesses(struct run *run)
     return 0;
 }
 
-/* Give up the farthest of a band and of what comes in until no more than `room` objects are left; the rest of what came
- * in stays. Returns how many were passed on. */
+/* Pass on the `over` farthest of what a band holds and of what comes in, in falling order both; the rest stays. Returns
+ * how many were passed on. */
 static size_t squeeze(struct run *run, int b, const uint32_t *in, size_t n_in, size_t over, uint32_t *out)
 {
     struct band *band = &run->band[b];
@@ -134,8 +134,8 @@ static size_t squeeze(struct run *run, int b, const uint32_t *in, size_t n_in, s
     return n_out;
 }
 
-/* The objects of the accesses [at, end) are looked up, then what is too much goes, then they are put into the first band:
- * they are the last to come in, so nothing can evict them. */
+/* The objects of the accesses [at, end) are looked up, then what is too much goes, then they are put into the first
+ * band: they are the last to come in, so nothing can evict them. */
 static void touch_event(struct run *run, size_t at, size_t end)
 {
     size_t n_passed = 0, held = 0;
@@ -209,7 +209,7 @@ static int run_segment(struct run *run, int sized)
     for (int b = 0; b < run->n_bands; b++)
         run->band[b].held = run->band[b].farthest = 0;
     int failed = find_next(run);
-    if (!failed)
+    if (!failed && run->n_bands) /* without a band every access is found nowhere */
         failed = sized || run->part.events ? run_events(run, sized) : run_accesses(run);
     for (int b = 0; b < run->n_bands; b++)
         positions_clear(&run->band[b].set, run->part.n + run->demand->n_objects);

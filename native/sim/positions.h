@@ -1,5 +1,5 @@
-/* A set of positions with insert and take-the-maximum or the minimum: a tree of 64-way bit words, each level marking the
- * words of the level below that are not empty. */
+/* A set of positions of which the maximum can be taken, and the minimum seen: a tree of 64-way bit words, each level
+ * marking the words of the level below that are not empty. */
 #ifndef MOETIER_SIM_POSITIONS_H
 #define MOETIER_SIM_POSITIONS_H
 

@@ -1,126 +1,36 @@
-"""What the routing findings say of traces that are known beforehand, and cache policies against plain references."""
+"""What the routing findings say of traces that are known beforehand."""
 
 from __future__ import annotations
 
-import importlib.util
-import itertools
-from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections import Counter
+from dataclasses import replace
 from types import ModuleType
-from typing import Any
 
-import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from known import BENCH, Known, NotExaminedError, cycling, module_of, trace_of
 
-from pytest_moetier import routing
 from pytest_moetier.errors import InputError
 from pytest_moetier.finding import load_bounds, read_bounds
 from pytest_moetier.routing import (
     BUDGETS,
-    GIVEN,
     MODELS,
     POLICIES,
+    SPLIT_BUDGETS,
     UNITS,
     HitRates,
-    Study,
-    Subject,
     crossovers,
     hit_rates,
+    lru_of_belady,
 )
-from pytest_moetier.trace.locality import locality
-from pytest_moetier.trace.records import NORMAL, Trace, make_trace
-
-BENCH = Path(__file__).parents[2] / "bench"
-Rows = Sequence[Sequence[int]]
-"""The passes of one layer, each the ids it chose."""
+from pytest_moetier.simulate import simulate, workload
+from pytest_moetier.trace.records import Trace, make_trace
+from pytest_moetier.trace.synth import synth_trace
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def bench() -> ModuleType:
     """The finding's module."""
-    spec = importlib.util.spec_from_file_location("routing_findings", BENCH / "test_routing.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-def trace_of(*layers: Rows, n_experts: int = 16, synthetic: bool = False) -> Trace:
-    """Return a trace in which layer l makes the choices ``layers[l]``, a pass an iteration."""
-    passes, k = len(layers[0]), len(layers[0][0])
-    experts = [ids for step in range(passes) for layer in layers for ids in layer[step]]
-    records = passes * len(layers)
-    return make_trace(
-        iteration=np.repeat(np.arange(passes), len(layers)),
-        layer=np.tile(np.arange(len(layers)), passes),
-        kind=np.full(records, NORMAL),
-        offsets=np.arange(records + 1) * k,
-        experts=experts,
-        n_experts=n_experts,
-        k=k,
-        synthetic=synthetic,
-        source="known",
-    )
-
-
-class NotExaminedError(Exception):
-    """What a finding raises that cannot be examined."""
-
-
-@dataclass
-class Known:
-    """Known traces that keep what a finding concludes."""
-
-    studies: list[Study]
-    values: dict[str, float | None] = field(default_factory=dict)
-
-    @classmethod
-    def of(cls, *traces: Trace) -> Known:
-        return cls(
-            [
-                Study(Subject(f"t{at}", "traces", f"t{at}", GIVEN), one, "own", locality(one.selections()), 0.0)
-                for at, one in enumerate(traces)
-            ]
-        )
-
-    @property
-    def study(self) -> Study:
-        return self.studies[0]
-
-    @property
-    def trace(self) -> Trace:
-        return self.study.trace
-
-    @property
-    def locality(self) -> Any:
-        return self.study.locality
-
-    @property
-    def model(self) -> str:
-        return self.study.model
-
-    def hit_rates(self) -> list[HitRates]:
-        return [hit_rates(one.trace) for one in self.studies]
-
-    def store(self, benchmark: object) -> None:
-        assert benchmark is None
-
-    def judge(self, *names: str) -> None:
-        figures = self.study.figures()
-        self.conclude({name: figures[name] for name in names})
-
-    def conclude(self, values: Mapping[str, float | None], reason: str = "") -> None:
-        del reason
-        self.values.update(values)
-
-    def not_examined(self, reason: str, values: Mapping[str, float | None] | None = None) -> None:
-        self.values.update(values or {})
-        raise NotExaminedError(reason)
+    return module_of("routing")
 
 
 SKEWED = [[0]] * 16 + [[1]] * 8 + [[2]] * 4 + [[3]] * 4
@@ -188,32 +98,31 @@ def rates_of(model: tuple[int, int], *traces: Trace) -> list[HitRates]:
 
 
 def test_a_ranking_is_a_difference_of_means_over_domains() -> None:
-    cycling = trace_of([[step % 9] for step in range(90)])  # one more than LRU of 8 holds: it never hits
-    resting = trace_of([[step % 8] for step in range(90)])
-    found = crossovers(rates_of((64, 5), cycling, resting))
+    restless, resting = cycling(*range(9)), cycling(*range(8))  # LRU of 8 never hits a cycle of one more
+    found = crossovers(rates_of((64, 5), restless, resting))
     assert found["static_lead_8"] == pytest.approx((8 / 9 + 1) / 2 - (0 + 1) / 2)
     assert found["lru_lead_32"] == 0.0
     assert found["lead_over_spread_32"] is None  # no spread over domains
 
 
 def test_a_budget_says_nothing_of_a_model_that_it_does_not_fit(bench: ModuleType) -> None:
-    known = Known.of(trace_of([[step % 9] for step in range(90)]))
+    known = Known.of(cycling(*range(9)))
     bench.test_crossover(known)  # 16 experts, one a pass: 8 is far beyond 2k, and 32 holds everything
     assert set(known.values.values()) == {None}
-    (rates,) = rates_of((33, 4), trace_of([[step % 9] for step in range(90)]))
+    (rates,) = rates_of((33, 4), cycling(*range(9)))
     found = crossovers([rates])
     assert found["static_lead_8"] is None  # 8 is not below 2k
     assert found["lru_lead_32"] == 0.0
 
 
 def test_a_mean_over_four_domains_needs_four(bench: ModuleType) -> None:
-    known = Known.of(trace_of([[step % 9] for step in range(90)]))
+    known = Known.of(cycling(*range(9)))
     with pytest.raises(NotExaminedError, match="four domains, here are 1"):
         bench.test_hit_rates(known)
     assert known.values["lru_8"] == 0.0
-    four = Known.of(*[trace_of([[step % 9] for step in range(90)])] * 4)
+    four = Known.of(*[cycling(*range(9))] * 4)
     bench.test_hit_rates(four)
-    assert four.values.keys() == {f"{policy}_{budget}" for policy in POLICIES for budget in BUDGETS}
+    assert four.values.keys() == {f"{policy.replace('-', '_')}_{budget}" for policy in POLICIES for budget in BUDGETS}
 
 
 def test_streams_that_ask_for_the_same_share_it(bench: ModuleType) -> None:
@@ -227,8 +136,7 @@ def test_streams_that_ask_for_the_same_share_it(bench: ModuleType) -> None:
 
 
 def test_a_known_model_prices_its_batch(bench: ModuleType) -> None:
-    known = Known.of(*[trace_of([[0, 1], [2, 3]])] * 4)
-    known.studies = [Study(one.subject, one.trace, "kimi-k3", one.locality, 0.0) for one in known.studies]
+    known = Known.of(*[trace_of([[0, 1], [2, 3]])] * 4, model="kimi-k3")
     bench.test_batch4(known)
     assert known.values["union_gigabytes_per_step"] == pytest.approx(2 * MODELS["kimi-k3"].expert_bytes / 1e9)
 
@@ -265,9 +173,11 @@ def test_a_test_of_one_figure_judges_that_figure(bench: ModuleType, name: str) -
 
 
 def test_every_bound_of_routing_is_on_a_value_that_a_finding_judges() -> None:
-    judged = set(UNITS) | {f"{policy}_{budget}" for policy in POLICIES for budget in BUDGETS}
+    judged = set(UNITS) | {f"{policy.replace('-', '_')}_{budget}" for policy in POLICIES for budget in BUDGETS}
     judged |= {f"{name}_4000_steps" for name in ("zipf_slope", "reuse_w64", "pool_coverage")}
-    judged |= {"jaccard16_smallest", "jaccard16_largest", "static_lead_8", "lfu_lead_8", "lru_lead_32"}
+    judged |= {"jaccard16_smallest", "jaccard16_largest", "static_lead_8", "lfu_perfect_lead_8", "lru_lead_32"}
+    judged |= {f"global_lead_{budget}" for budget in SPLIT_BUDGETS}
+    judged |= {"single_hits_25pct", "batch_hits_25pct", "batch_hit_loss_25pct"}
     bounds = [one for one in read_bounds(BENCH / "bounds.yaml") if one.id.startswith("routing.")]
     assert len(bounds) > 50
     assert {one.value for one in bounds} <= judged
@@ -298,95 +208,22 @@ def test_a_bound_says_which_lengths_it_speaks_of(value: str, length: int, said: 
     assert bound.beyond([length]) == (f"the trace has {length} iterations, {said}" if said else "")
 
 
-# Plain references, one access after another, for one layer.
+@pytest.mark.parametrize("allocation", ["layer", "global"])
+def test_hit_rates_are_those_of_the_simulation_over_the_fair_window(allocation: str) -> None:
+    trace = synth_trace("olmoe-1b-7b", iterations=30)
+    found = hit_rates(trace, [8, 32], allocation=allocation)
+    outcomes = simulate(workload(trace), POLICIES, ["8/layer", "32/layer"], allocation=allocation, window="fair")
+    assert found.rates == {(one.policy, int(one.budget.partition("/")[0])): one.hit_rate for one in outcomes}
+    assert (found.n_experts, found.k) == (64, 8)
 
 
-def lru(ids: Sequence[int], budget: int) -> list[bool]:
-    held: OrderedDict[int, None] = OrderedDict()
-    hits = []
-    for one in ids:
-        hits.append(one in held)
-        held[one] = None
-        held.move_to_end(one)
-        if len(held) > budget:
-            held.popitem(last=False)
-    return hits
-
-
-def lfu(ids: Sequence[int], budget: int, *, forgets: bool) -> list[bool]:
-    held: set[int] = set()
-    uses: Counter[int] = Counter()
-    last: dict[int, int] = {}
-    hits = []
-    for step, one in enumerate(ids):
-        hits.append(one in held)
-        if one not in held:
-            if len(held) == budget:
-                victim = min(held, key=lambda each: (uses[each], last[each]))
-                held.remove(victim)
-                if forgets:
-                    uses[victim] = 0
-            held.add(one)
-        uses[one] += 1
-        last[one] = step
-    return hits
-
-
-def static(ids: Sequence[int], budget: int, warm: int) -> list[bool]:
-    counts = Counter(ids[:warm])
-    pinned = sorted(range(16), key=lambda each: (-counts[each], each))[:budget]
-    return [one in pinned for one in ids]
-
-
-def most_hits(ids: Sequence[int], budget: int, warm: int) -> int:
-    """Return the most scored hits of any cache that must admit what it misses, by trying every eviction."""
-    best: dict[frozenset[int], int] = {frozenset(): 0}
-    for step, one in enumerate(ids):
-        reached: dict[frozenset[int], int] = {}
-        for held, hits in best.items():
-            gained = hits + (one in held and step >= warm)
-            if one in held or len(held) < budget:
-                outcomes = [held | {one}]
-            else:
-                outcomes = [held - {victim} | {one} for victim in held]
-            for outcome in outcomes:
-                reached[outcome] = max(reached.get(outcome, 0), gained)
-        best = reached
-    return max(best.values())
-
-
-References = Mapping[str, Callable[[Sequence[int], int, int], list[bool]]]
-REFERENCES: References = {
-    "lru": lambda ids, budget, _warm: lru(ids, budget),
-    "lfu": lambda ids, budget, _warm: lfu(ids, budget, forgets=False),
-    "lfu_in_cache": lambda ids, budget, _warm: lfu(ids, budget, forgets=True),
-    "static": static,
-}
-LAYER = st.lists(st.permutations(range(8)).map(lambda ids: ids[:2]), min_size=10, max_size=10)
-
-
-@given(layers=st.lists(LAYER, min_size=1, max_size=3), budget=st.integers(1, 6))
-@settings(max_examples=60, deadline=None)
-def test_every_policy_hits_what_a_plain_reference_hits(layers: list[Rows], budget: int) -> None:
-    found = hit_rates(trace_of(*layers), [budget])
-    flat = [list(itertools.chain.from_iterable(layer)) for layer in layers]
-    warm = 6 * 2  # 60% of ten passes of two
-    assert (found.warm_iterations, found.scored_iterations) == (6, 4)
-    for policy, reference in REFERENCES.items():
-        hits = sum(sum(reference(ids, budget, warm)[warm:]) for ids in flat)
-        assert found.rates[policy, budget] == hits / (8 * len(layers)), policy
-
-
-@given(layer=LAYER, budget=st.integers(1, 4))
-@settings(max_examples=40, deadline=None)
-def test_belady_hits_as_often_as_any_cache_that_admits_what_it_misses(layer: Rows, budget: int) -> None:
-    found = hit_rates(trace_of(layer), [budget])
-    flat = list(itertools.chain.from_iterable(layer))
-    # MIN is best over the whole run; what it leaves for the scored window depends on the warm one.
-    windows = routing._windows(trace_of(layer), warm=0)  # noqa: SLF001 - the whole run scored
-    hits = routing._belady(windows, routing._next_uses(windows), budget)  # noqa: SLF001
-    assert int(hits.sum()) == most_hits(flat, budget, warm=0)
-    assert found.rates["belady", budget] * 8 <= most_hits(flat, budget, warm=12)
+def test_a_count_that_outlives_an_eviction_is_what_holds_a_favourite() -> None:
+    """The favourite comes every third time, always after two newcomers: kept counts hold it, lost ones do not."""
+    newcomers = iter(range(1, 2000))
+    ids = [0 if step % 3 == 0 else next(newcomers) for step in range(300)]
+    found = hit_rates(trace_of([[one] for one in ids], n_experts=300), [2])
+    assert found.rates["lfu-perfect", 2] == 1 / 3
+    assert found.rates["lru", 2] == 0.0
 
 
 def test_a_layer_with_fewer_passes_than_another_is_simulated_to_its_own_end() -> None:
@@ -405,12 +242,78 @@ def test_a_layer_with_fewer_passes_than_another_is_simulated_to_its_own_end() ->
     assert set(hit_rates(trace, [2]).rates.values()) == {1.0}
 
 
-def test_one_iteration_cannot_warm_and_be_scored() -> None:
-    with pytest.raises(InputError, match="1 iteration; expected 2 or more"):
+def test_a_budget_above_all_experts_of_a_layer_is_all_of_them() -> None:
+    trace = cycling(*range(16))
+    assert hit_rates(trace, [32]).rates["lru", 32] == hit_rates(trace, [16]).rates["lru", 16] == 1.0
+
+
+def test_one_iteration_cannot_warm_and_be_scored(bench: ModuleType) -> None:
+    with pytest.raises(InputError, match="1 iteration: shorter than the fair window; expected 2 iterations or more"):
         hit_rates(trace_of([[0]]))
+    for name in ("crossover", "hit_rates", "lru_of_belady", "global_against_split"):
+        with pytest.raises(NotExaminedError, match="shorter than the fair window"):
+            getattr(bench, f"test_{name}")(Known.of(trace_of([[0]])))
 
 
-def test_a_trace_too_long_to_simulate_here_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(routing, "_MAX_STEPS", 9)
-    with pytest.raises(InputError, match="10 accesses a layer; expected 9 or fewer"):
-        hit_rates(trace_of([[0]] * 10))
+def test_what_recency_reaches_is_a_ratio_of_means_over_domains() -> None:
+    cold, warm = cycling(*range(33), n_experts=64, passes=330), cycling(0, n_experts=64)
+    rates = [hit_rates(one) for one in (cold, warm)]
+    best = rates[0].rates["belady", 32]
+    assert 0 < best < 1  # LRU of 32 never hits a cycle of 33
+    assert lru_of_belady(rates) == {"lru_of_belady_32": pytest.approx(1 / (1 + best))}
+
+
+def test_what_recency_reaches_where_all_experts_fit_says_nothing(bench: ModuleType) -> None:
+    known = Known.of(cycling(0, n_experts=32))
+    bench.test_lru_of_belady(known)
+    assert known.values == {"lru_of_belady_32": None}
+
+
+def test_one_cache_for_all_leads_an_equal_split_where_a_layer_needs_more_than_its_part(bench: ModuleType) -> None:
+    wide, narrow = [[step % 9] for step in range(90)], [[0]] * 90
+    known = Known.of(trace_of(wide, narrow, n_experts=64))
+    bench.test_global_against_split(known)
+    # 9 + 1 experts in a cache of 16, against 8 for each layer: a cycle of 9 never hits in 8, static holds 8 of 9
+    assert known.values["global_lead_8"] == 0.5
+    assert known.values["ranking_changes"] == 1  # all 10 fit: LRU ties with static, which then does not lead by rank
+    assert known.values["global_lead_64"] is None
+    assert {known.values[f"global_lead_{one}"] for one in (16, 32)} == {0.0}
+
+
+def test_a_model_smaller_than_every_budget_has_nothing_to_split(bench: ModuleType) -> None:
+    known = Known.of(cycling(0, n_experts=8))
+    bench.test_global_against_split(known)
+    assert set(known.values) == {*(f"global_lead_{one}" for one in SPLIT_BUDGETS), "ranking_changes"}
+    assert set(known.values.values()) == {None}
+
+
+def test_streams_that_share_a_budget_lose_hits_and_each_token_pays(bench: ModuleType) -> None:
+    """Each stream cycles through 4 experts of its own: a quarter of the pool holds one stream, never four."""
+    streams = [cycling(*range(4 * one, 4 * one + 4), passes=100) for one in range(4)]
+    known = Known.of(*streams)
+    bench.test_batch_hits(known)
+    assert known.values["single_hits_25pct"] == 1.0
+    assert known.values["batch_hits_25pct"] == 0.0
+    assert known.values["batch_hit_loss_25pct"] == 1.0
+    assert known.values["batch_surcharge_25pct"] is None  # nothing is missed alone: no multiple of it
+    assert "batch_surcharge_200gb" not in known.values  # of no known size
+
+
+def test_streams_that_ask_for_the_same_miss_it_once(bench: ModuleType) -> None:
+    known = Known.of(*[cycling(*range(5), passes=100)] * 4)  # 5 in a cache of 4: LRU misses all
+    bench.test_batch_hits(known)
+    assert known.values["batch_hit_loss_25pct"] == 0.0
+    assert known.values["batch_surcharge_25pct"] == pytest.approx(1 / 4)
+
+
+@pytest.mark.parametrize("name", ["batch4", "batch_hits"])
+def test_a_batch_of_fewer_than_the_papers_streams_is_not_examined(bench: ModuleType, name: str) -> None:
+    known = Known.of(*[cycling(0, 1)] * 3)
+    with pytest.raises(NotExaminedError, match="the paper merges four streams, here are 3"):
+        getattr(bench, f"test_{name}")(known)
+    assert known.values
+
+
+def test_a_stream_alone_is_no_batch(bench: ModuleType) -> None:
+    with pytest.raises(NotExaminedError, match="1 trace to merge"):
+        bench.test_batch_hits(Known.of(cycling(0, 1)))

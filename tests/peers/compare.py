@@ -1,4 +1,5 @@
-"""Compare with peers, side by side; writes ``peers.json``: the replayer with fio, traces with Python and numpy.
+"""Compare with peers, side by side; writes ``peers.json``: the replayer with fio, traces with Python and numpy,
+policies with libCacheSim.
 
 The replayer and fio have the same file, pattern, alignment, destinations and threads (``jsonl.py`` and ``locality.py``
 say how traces are compared).
@@ -30,6 +31,8 @@ from pathlib import Path
 
 import jsonl
 import locality
+import lru_peer
+import min_peer
 import numpy as np
 from locality import Result, limit
 
@@ -263,12 +266,14 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on the device to read from")
     parser.add_argument("--pairs", type=int, default=7, help="interleaved pairs of each comparison")
     parser.add_argument("--gib", type=int, default=8, help="GiB of hits a run")
-    parser.add_argument("--only", default="", choices=("", "hits", "cold", "own", "traces"), help="only these")
+    parser.add_argument("--only", default="", choices=("", "hits", "cold", "own", "traces", "policies"), help="only these")
     args = parser.parse_args()
     results: list[Result] = []
     if args.only in ("", "traces"):
         results += [*jsonl.results(), *locality.results(pairs=args.pairs)]
-    if args.only != "traces":
+    if args.only in ("", "policies"):
+        results += [*lru_peer.results(), *min_peer.results()]
+    if args.only not in ("traces", "policies"):
         results += replays(args)
     args.output.write_text(json.dumps([asdict(one) for one in results], indent=2) + "\n")
     for one in results:

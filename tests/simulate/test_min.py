@@ -383,6 +383,10 @@ def read_only() -> np.ndarray:
         ({"segments": u64([0, 2, 3]), "score_from": u64([0, 1])}, r"score_from\[1\] is 1; .* at least 2"),
         ({"score_from": u64([4])}, r"score_from\[0\] is 4; expected an access of its segment, at most 3"),
         ({"size": u64([2**62, 2**62])}, r"add up to 2\^63 bytes or more"),
+        (
+            {"key": np.array([2**32 - 1] * 3, np.uint32), "size": None},
+            "segment 0 has 3 accesses, and there are 4294967296 objects",
+        ),
         ({"budgets": np.array([1.5])}, "budgets has items of format 'd'"),
         ({"hits": np.empty(5, np.uint8)}, "hits has 5 items; expected 3 for each of 2 budgets"),
         ({"hits": read_only()}, "hits is read-only"),
