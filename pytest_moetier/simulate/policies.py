@@ -31,7 +31,7 @@ from pytest_moetier.simulate.outcome import Bools, Outcome
 from pytest_moetier.simulate.static import Table, table_for
 from pytest_moetier.simulate.streams import GLOBAL, U8, Streams, streams
 from pytest_moetier.simulate.window import Window, window
-from pytest_moetier.simulate.workload import I64, PER_ACCESS, U64, Workload, widths_of
+from pytest_moetier.simulate.workload import I64, U64, Workload, widths_of
 
 POLICIES = ("lru", "lfu", "lfu-perfect", "static", "belady")
 
@@ -207,8 +207,7 @@ class _Sweep:
         size = len(rooms)
         if policy not in {"lru", "static"}:
             if self.allocation == GLOBAL:
-                bands = policy == "belady" and self.workload.semantics == PER_ACCESS
-                size = max(-(-size // threads), _BANDS if bands else 1)
+                size = max(-(-size // threads), _BANDS if policy == "belady" else 1)
             if detail:
                 size = max(1, min(size, _HIT_BYTES // len(part.key)))
         for start in range(0, len(rooms), size):

@@ -1,8 +1,7 @@
-"""Compare with peers, side by side; writes ``peers.json``: the replayer with fio, traces with Python and numpy,
-policies with libCacheSim.
+"""Compare with peers, side by side; writes ``peers.json``.
 
-The replayer and fio have the same file, pattern, alignment, destinations and threads (``jsonl.py`` and ``locality.py``
-say how traces are compared).
+The replayer with fio: same file, pattern, alignment, destinations and threads. Traces with Python and numpy, policies
+with libCacheSim: ``jsonl.py``, ``locality.py``, ``lru_peer.py`` and ``min_peer.py`` say how.
 
 Both sides run in interleaved pairs, the side that goes first at random; a figure is the median of its pairs' ratios.
 A ratio above 1 always means that the replayer is better. Hits read whole 1 MiB experts at random from a file that is
@@ -266,7 +265,8 @@ def main() -> int:
     parser.add_argument("--folder", type=Path, default=Path.cwd(), help="on the device to read from")
     parser.add_argument("--pairs", type=int, default=7, help="interleaved pairs of each comparison")
     parser.add_argument("--gib", type=int, default=8, help="GiB of hits a run")
-    parser.add_argument("--only", default="", choices=("", "hits", "cold", "own", "traces", "policies"), help="only these")
+    kinds = ("", "hits", "cold", "own", "traces", "policies")
+    parser.add_argument("--only", default="", choices=kinds, help="only these")
     args = parser.parse_args()
     results: list[Result] = []
     if args.only in ("", "traces"):
