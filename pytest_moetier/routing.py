@@ -387,8 +387,8 @@ def split_figures(studies: Sequence[Study]) -> dict[str, float | None]:
         for allocation in ("global", "layer")
     )
     values |= {f"global_lead_{one}": shared["lru", one] - split["lru", one] for one in budgets}
-    leads = [(mean["lru", one] > mean["static", one] for mean in (shared, split)) for one in budgets]
-    return {**values, "ranking_changes": float(sum(one != other for one, other in leads))}
+    leads = [[mean["lru", one] > mean["static", one] for one in budgets] for mean in (shared, split)]
+    return {**values, "ranking_changes": float(sum(one != other for one, other in zip(*leads, strict=True)))}
 
 
 def merged_figures(studies: Sequence[Study]) -> dict[str, float | None]:

@@ -15,11 +15,11 @@ With the paper's lengths, four domains and seeds 0, 1 and 2, every figure of Tab
 domain's inside a range and the domains' mean within 2 points of a single figure, the Jaccard index being that of the 16
 experts chosen most (N = 16; the paper does not state its own). Missed, target -> reached:
 
-- Kimi-K3, of twelve traces: most concentrated layer 18.0% -> one of 20.6%, depth gradient 4.6 -> one of 5.1; both are
-  of a single layer's few hot experts.
+- Kimi-K3, in one of the twelve traces each: most concentrated layer 18.0% -> 20.6%, depth gradient 4.6 -> 5.13; both
+  are of single layers, whose experts are drawn (the other eleven traces: 17.8-19.6%, and 4.2-5.0).
 - Kimi-K3, LRU at B=8: 0.5% -> 0.0% with ascending ids within a pass, 3.7% by score: the paper's order is not known.
 - Kimi-K3, batch-4: deduplication 1.08 -> 1.12, 108 GB a step -> 106. What domains must share for a Jaccard index of
-  0.101 and a union of 646 at depth, and speculation within the streams, each repeat 4-5% of the reads.
+  0.101 and a union of 646 at depth repeats 6% of the reads, and speculation within the streams 5%.
 - Kimi-K3, the prose table in other domains: 34-21% -> 32-23%; experts that are cold in all domains lift what it hits by
   chance.
 - OLMoE, median of the experts for 80% of a layer's activations: 25 -> 27; with fewer, the overlap 8 tokens apart would

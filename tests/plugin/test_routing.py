@@ -206,7 +206,8 @@ def test_findings_over_domains_have_a_table_of_their_own_and_run_last(
     bounds(pytester, f"id: mine, value: jaccard16_smallest, min: 1, cell: {SMALL}, source: a test")
     result = run("-v", f"--moetier-trace=prose={small}", f"--moetier-trace=code={small}")
     order = [line.partition("::")[2].partition("[")[0] for line in result.outlines if "test_routing.py::test_" in line]
-    over = ["test_depth_union", "test_domain_jaccard", "test_crossover", "test_hit_rates", "test_batch4"]
+    over = [f"test_{one}" for one in ("depth_union", "domain_jaccard", "crossover", "hit_rates")]
+    over += [f"test_{one}" for one in ("lru_of_belady", "global_against_split", "batch4", "batch_hits")]
     assert order[-len(over) :] == over
     result.stdout.fnmatch_lines(["routing: over domains (synthetic)", "  traces *domain_jaccard *1.000s*supported"])
 

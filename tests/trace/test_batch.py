@@ -179,12 +179,11 @@ def test_a_written_batch_is_read_back_with_its_accepted_tokens(tmp_path: Path) -
 
 
 def test_four_streams_of_kimi_k3_come_near_the_published_batch() -> None:
-    # Published: 1078 accepted tokens in 242 iterations, 108 GB a step, deduplication 1.08. Of the presets' types 1077.5
-    # tokens are to be expected in the first 242 iterations; the order into which they are shuffled gives 1075.
+    # Published: 1078 accepted tokens in 242 iterations, 108 GB a step, deduplication 1.08.
     lengths = {"prose": 285, "code": 242, "math": 290, "chat": 263}
     merged = merge([synth_trace(layers=8, iterations=count, domain=name) for name, count in lengths.items()])
     assert (merged.n_iterations, merged.left_out) == (242, (43, 0, 48, 21))
-    assert merged.trace.accepted_tokens == 1075
+    assert merged.trace.accepted_tokens == 1078
     gb_a_step = float(merged.union.mean()) * 92 / 8 * 17_547_264 / 1e9
-    assert round(gb_a_step, 1) == 107.3
-    assert round(merged.deduplication, 2) == 1.10
+    assert round(gb_a_step, 1) == 106.2
+    assert round(merged.deduplication, 2) == 1.12
