@@ -179,7 +179,7 @@ def test_spoiled_rows_are_typed_or_refused_as_a_plain_reading_of_the_rules_does(
             del rows[at]
         elif change == "narrow" and len(ids) > 1:
             rows[at] = (number, layer, ids[:-1])
-        elif change == "wide":
+        elif change == "wide" and len(ids) >= trace.k:  # else an id would come twice within one pass
             rows[at] = (number, layer, [*ids[: trace.k], *ids[: trace.k]])
         else:
             del rows[at + 1 :]
