@@ -50,7 +50,9 @@ class Source:
             mode = _mode(path)
             if not stat.S_ISREG(mode):
                 kind = "a directory" if stat.S_ISDIR(mode) else "no plain file"
-                raise InputError(f"trace {path}: it is {kind}", "a plain file", f"ls -l {path}")
+                # a pipe has no head to tell the format by and then read again from
+                do = f"cat {path} > FILE, and give that" if stat.S_ISFIFO(mode) else f"ls -l {path}"
+                raise InputError(f"trace {path}: it is {kind}", "a plain file", do)
             with path.open("rb") as file:
                 self._magic = file.read(8)
         except OSError as error:
