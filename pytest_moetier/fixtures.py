@@ -351,7 +351,7 @@ def moetier_domains(request: pytest.FixtureRequest) -> DomainsHandle:
 
 def _studied(request: pytest.FixtureRequest, session: MoetierSession, chosen: Sequence[Subject]) -> list[Study]:
     """Return the studies; end the test as an error, with one message, where a trace cannot be read."""
-    asked = [name for name in ("json", "learn", "compare") if option(request.config, name)]
+    asked = [name for name in ("json", "learn", "compare", "report") if option(request.config, name)]
     if asked and hasattr(request.config, "workerinput"):
         pytest.fail(
             f"--moetier-{asked[0]} needs all verdicts in one process, and -n (pytest-xdist) spreads them over several;"

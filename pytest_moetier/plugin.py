@@ -18,6 +18,9 @@ EXIT_INVALID = 10
 _CELL_ID = re.compile(r"\[C[^\]]+-(cgroup|balloon|memboot)-mglru_")
 """What the ids of cells look like, for a process that has the ids alone (see ``Cell.id``)."""
 
+_SAID = pytest.StashKey[list[str]]()
+"""What is to be said of the report."""
+
 _ON_CELLS = {"moetier_cell", "moetier_curve"}
 _ON_TRACES = {"moetier_routing", "moetier_domains"}
 _OVER_SEVERAL = {"moetier_curve", "moetier_domains"}
@@ -39,6 +42,7 @@ _OPTIONS = (
     ("profile", "", "NAME|FILE", "bounds and known refutations of a host (gh200, or a file of --moetier-learn)"),
     ("learn", "", "FILE", "write a profile of this host from the proved runs of this session"),
     ("json", "", "FILE", "write every verdict, with bounds, metrics and proofs"),
+    ("report", "", "DIR", "draw hit rates against the budget, a figure for each model, with their numbers"),
 )
 
 
@@ -235,9 +239,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ours.close()
     if hasattr(session.config, "workerinput"):
         return
-    from pytest_moetier.report import write_files  # noqa: PLC0415
+    from pytest_moetier.report import write_files, write_report  # noqa: PLC0415
 
     ours.unwritten = write_files(ours)
+    session.config.stash[_SAID], problems = write_report(ours)
+    ours.unwritten += problems
     invalid = sum(one.verdict == "invalid" for one in ours.records.values())
     if invalid and session.testsfailed == invalid:
         session.exitstatus = EXIT_INVALID
@@ -248,12 +254,18 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:  # noqa: ANN401
     """Print the finding's table, one line per refuted or invalid cell, and the comparison that was asked for."""
     if SESSION not in config.stash:
+        if config.option.moetier_report and not config.option.collectonly:
+            from pytest_moetier.report import no_report  # noqa: PLC0415
+
+            terminalreporter.write_line(no_report(config.option.moetier_report))
         return
     ours = config.stash[SESSION]
     if ours.records:
         from pytest_moetier.report import terminal_summary  # noqa: PLC0415
 
         terminal_summary(terminalreporter, ours)
+    for line in config.stash.get(_SAID, []):
+        terminalreporter.write_line(line)
     for line in ours.unwritten:
         terminalreporter.write_line(f"ERROR: {line}", red=True)
 

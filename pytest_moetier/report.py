@@ -23,8 +23,9 @@ from pytest_moetier.errors import InputError, MoetierError
 from pytest_moetier.finding import PROFILE_FORMAT, Metric, metrics_of
 from pytest_moetier.history import SCHEMA_VERSION, Comparison, compare, compare_traces, metric_json, proof_json
 from pytest_moetier.host.probe import host_facts
-from pytest_moetier.routing import CACHES, GIVEN, RECORDED, SYNTHETIC, UNITS, Subject
-from pytest_moetier.settings import option
+from pytest_moetier.routing import CACHES, GIVEN, RECORDED, SYNTHETIC, UNITS, Study, Subject
+from pytest_moetier.settings import option, subjects_for
+from pytest_moetier.trace.records import Trace
 from pytest_moetier.units import format_bytes, format_seconds
 from pytest_moetier.verdicts import MoetierSession, Record
 
@@ -346,6 +347,76 @@ def write_files(session: MoetierSession) -> list[str]:
             except MoetierError as error:
                 problems.append(f"--moetier-{name} {target} was not written: {error}")
     return problems
+
+
+def write_report(session: MoetierSession) -> tuple[list[str], list[str]]:
+    """Write ``--moetier-report``, each file whole or not at all; return what to say of it, and what failed.
+
+    Nothing is raised, as in ``write_files``: drawing is another library's.
+    """
+    target = option(session.config, "report")
+    if not target:
+        return [], []
+    asked = _asked(session)
+    if not asked:
+        return [no_report(target)], []
+    try:
+        return _drawn(Path(target), session, asked), []
+    except Exception as error:  # noqa: BLE001 - whatever is wrong with a figure must not cost the table
+        said = str(error) if isinstance(error, MoetierError) else f"{type(error).__name__}: {error}"
+        return [], [f"--moetier-report {target} was not written: {said}"]
+
+
+def no_report(target: str) -> str:
+    """Return the line of a session that has nothing to draw."""
+    do = "`pytest bench/ -k routing --moetier-report DIR`, without -n"
+    return f"report: nothing is written to {target}: no finding on traces ran here; next: {do}"
+
+
+def _asked(session: MoetierSession) -> list[Subject]:
+    """Return the subjects whose traces the session's tests asked for."""
+    chosen = subjects_for(session.config)
+    pending = {one.id for one in session.studies.pending(chosen)}
+    return [one for one in chosen if one.id not in pending]
+
+
+def _trace(session: MoetierSession, subject: Subject) -> Trace:
+    """Return a subject's trace; also one of merged streams, which caches can be simulated over but not be studied.
+
+    Raises:
+        MoetierError: it cannot be read.
+    """
+    from pytest_moetier.trace.load import load_trace  # noqa: PLC0415 - numpy
+
+    known = session.studies.known(subject)
+    if isinstance(known, Study):
+        return known.trace
+    if subject.path is None:
+        raise known
+    return load_trace(subject.path, n_experts=subject.n_experts, k=subject.k)
+
+
+def _drawn(folder: Path, session: MoetierSession, asked: Sequence[Subject]) -> list[str]:
+    from pytest_moetier.plots import Source, files, panels  # noqa: PLC0415
+
+    sources, unread = [], []
+    for subject in asked:
+        try:
+            sources.append(Source(subject, _trace(session, subject)))
+        except MoetierError as error:
+            unread.append(f"{subject.id} is left out: {error}")
+    found, left_out = panels(sources)
+    told = [f"report: {line}" for line in (*unread, *left_out)]
+    if not found:
+        return [*told, f"report: nothing is written to {folder}: no trace could be simulated"]
+    made = files(found)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"{error.strerror}", "a folder that may be made", "choose another") from error
+    for name, content in made.items():
+        _write(folder / name, content)
+    return [*told, f"report: hit rates of {', '.join(one.name for one in found)}: {folder / '*'}"]
 
 
 def _json_bytes(session: MoetierSession) -> bytes:

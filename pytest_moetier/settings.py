@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +42,7 @@ class Options:
     stamps: str
     refuted: str
     outputs: tuple[Path, ...]
+    report: Path | None
 
 
 def option(config: pytest.Config, name: str) -> Any:  # noqa: ANN401 - pytest's own option types
@@ -79,6 +81,7 @@ def _read(config: pytest.Config) -> Options:
         stamps=_choices(option(config, "stamps"), "stamps", ("full", "ends", "none"))[0],
         refuted=_choices(option(config, "refuted"), "refuted", ("fail", "report"))[0],
         outputs=tuple(_output(option(config, name), name) for name in ("json", "learn") if option(config, name)),
+        report=_report(option(config, "report")),
     )
 
 
@@ -163,6 +166,33 @@ def _output(value: str, name: str) -> Path:
             f"--moetier-{name} {value} cannot be written: {why}",
             "a file in a folder that may be written to",
             "make the folder, or name another",
+        )
+    return path
+
+
+def _report(value: str) -> Path | None:
+    """Return the folder of the report, which may yet have to be made; refused now where it surely cannot be."""
+    if not value:
+        return None
+    path = Path(value)
+    whole = path.resolve()
+    there = next(one for one in (whole, *whole.parents) if one.exists())
+    why = ""
+    if not there.is_dir():
+        why = f"{'it' if there == whole else there} is no folder"
+    elif not os.access(there, os.W_OK | os.X_OK):
+        why = f"{there} may not be written to"
+    if why:
+        raise InputError(
+            f"--moetier-report {value} cannot be written: {why}",
+            "a folder that may be written to, or made",
+            "name another",
+        )
+    if find_spec("matplotlib") is None:
+        raise InputError(
+            "--moetier-report draws with matplotlib, which is not installed",
+            "the extra `plot`",
+            "pip install 'pytest-moetier[plot]'",
         )
     return path
 
