@@ -48,7 +48,7 @@ sanitize: $(VENV)/installed-dev $(CMAKE) ## run the native tests and the readers
 	$(CMAKE) -S . -B build/sanitize -DMOETIER_SANITIZE=ON -DPython_EXECUTABLE="$(CURDIR)/$(BIN)/python"
 	$(CMAKE) --build build/sanitize --parallel 2
 	MOETIER_BIN="$(CURDIR)/build/sanitize/bin" $(BIN)/pytest tests/native $(HANG) $(TEST_OPTIONS)
-	$(SANITIZED) tests/simulate -k 'not libcachesim' $(HANG) $(TEST_OPTIONS)
+	$(SANITIZED) tests/simulate -k 'not libcachesim and not others and not sweep' $(HANG) $(TEST_OPTIONS)
 	$(SANITIZED) tests/trace/test_scan.py tests/trace/test_locality.py tests/trace/test_bad_files.py $(HANG) $(TEST_OPTIONS)
 	$(SANITIZED) --script tests/fuzz/run.py --inputs $(FUZZ_INPUTS)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -17,6 +17,7 @@ from pytest_moetier.units import format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from pytest_moetier.simulate import BatchCost, Budget, Diagnosis, Floor, OffDomain, Outcome, Workload
+    from pytest_moetier.simulate.sweep import Task
     from pytest_moetier.trace.records import Trace
 
 _POLICIES = "lru,lfu,lfu-perfect,static,belady"
@@ -42,7 +43,8 @@ class _File:
 
 def simulate_command(args: argparse.Namespace) -> int:
     """Simulate cache policies over traces: hits and miss bytes of each policy at each budget."""
-    from pytest_moetier.simulate import Budget  # noqa: PLC0415
+    from pytest_moetier.simulate import Budget, least_lru_distance  # noqa: PLC0415
+    from pytest_moetier.simulate.sweep import sweep  # noqa: PLC0415
     from pytest_moetier.trace.load import load_traces  # noqa: PLC0415
 
     budgets = [Budget.parse(one, args.unit) for one in args.budget.split(",")]
@@ -53,10 +55,15 @@ def simulate_command(args: argparse.Namespace) -> int:
         for line in trace.warnings:
             note(f"{path}: {line}")
     table = _table(args, sizes)
+    tasks = _tasks(args, paths, traces, budgets, sizes, table)
+    with progress("simulating", "expert reads") as show:
+        done = sweep(tasks, scheduler=args.scheduler, threads=args.threads, progress=show)
     files = [
-        _simulated(args, name, path, trace, budgets, sizes, table)
-        for name, path, trace in zip(names, paths, traces, strict=True)
+        _File(name, path, trace, task.work, least_lru_distance(task.work, one[0].window, args.allocation), one, [])
+        for name, path, trace, task, one in zip(names, paths, traces, tasks, done, strict=True)
     ]
+    if args.diagnose:
+        files = [_diagnosed(args, one, budgets, table) for one in files]
     others = _off_domain(args, files, budgets) if args.off_domain else []
     batches = _batch(args, traces, budgets, sizes, table) if args.batch else []
     if args.json:
@@ -95,34 +102,54 @@ def _table(args: argparse.Namespace, sizes: int | list[int] | None) -> Any:  # n
     return trained(_workload(args, load_trace(Path(args.table), **known(args)), sizes))
 
 
-def _simulated(  # noqa: PLR0913, PLR0917  (one file, and all that its simulation depends on)
+def _tasks(  # noqa: PLR0913, PLR0917  (the files, and all that their simulation depends on)
     args: argparse.Namespace,
-    name: str,
-    path: Path,
-    trace: Trace,
+    paths: list[Path],
+    traces: list[Trace],
     budgets: list[Budget],
     sizes: int | list[int] | None,
     table: Any,  # noqa: ANN401
-) -> _File:
-    from pytest_moetier.simulate import diagnose, least_lru_distance, simulate, window  # noqa: PLC0415
+) -> list[Task]:
+    from pytest_moetier.simulate import window  # noqa: PLC0415
+    from pytest_moetier.simulate.sweep import Ask, Origin, Task  # noqa: PLC0415
 
-    work = _workload(args, trace, sizes)
-    span = window(args.window, work)
-    policies = args.policy.split(",")
-    asked: dict[str, Any] = {
-        "allocation": args.allocation,
-        "window": span,
-        "table": table,
-        "threads": args.threads,
-    }
-    with progress(f"simulating {name}", "expert reads") as show:
-        done = simulate(work, policies, budgets, progress=show, **asked)
-    why = []
-    blamed = [one for one in policies if one != "belady"]
-    if args.diagnose and blamed:
-        with progress(f"diagnosing {name}", "expert reads") as show:
-            why = diagnose(work, budgets, blamed, progress=show, **asked)
-    return _File(name, path, trace, work, least_lru_distance(work, span, args.allocation), done, why)
+    files = tuple(str(path.resolve()) for path in paths)
+    read = {"semantics": args.semantics, "expert_bytes": sizes, "prefill": args.prefill}
+    tasks = []
+    for at, trace in enumerate(traces):
+        work = _workload(args, trace, sizes)
+        options = {"allocation": args.allocation, "window": window(args.window, work), "table": table}
+        ask = Ask(tuple(args.policy.split(",")), tuple(budgets), options)
+        tasks.append(Task(work, ask, Origin(files, at, known(args), read)))
+    return tasks
+
+
+def _diagnosed(
+    args: argparse.Namespace,
+    one: _File,
+    budgets: list[Budget],
+    table: Any,  # noqa: ANN401
+) -> _File:
+    from pytest_moetier.simulate import POLICIES, diagnose  # noqa: PLC0415
+
+    asked = args.policy.split(",")
+    if not set(asked) <= set(POLICIES):
+        note(f"{one.name}: the misses of libcachesim's policies are not diagnosed")
+    blamed = [policy for policy in asked if policy in POLICIES and policy != "belady"]
+    if not blamed:
+        return one
+    with progress(f"diagnosing {one.name}", "expert reads") as show:
+        why = diagnose(
+            one.work,
+            budgets,
+            blamed,
+            allocation=args.allocation,
+            window=one.outcomes[0].window,
+            table=table,
+            threads=args.threads,
+            progress=show,
+        )
+    return replace(one, diagnoses=why)
 
 
 def _off_domain(args: argparse.Namespace, files: list[_File], budgets: list[Budget]) -> list[OffDomain]:
@@ -366,7 +393,8 @@ def add_simulate(commands: Commands) -> None:
     """Add ``moetier simulate``."""
     one = add_command(commands, "simulate", simulate_command)
     one.add_argument("files", nargs="+", metavar="[DOMAIN=]FILE")
-    one.add_argument("--policy", default=_POLICIES, metavar="NAME,...", help=f"default: {_POLICIES}")
+    words = "ours, and those of an installed libcachesim (arc, s3fifo, sieve, wtinylfu, lirs, 2q, fifo, clock, ...)"
+    one.add_argument("--policy", default=_POLICIES, metavar="NAME,...", help=f"{words}; default: {_POLICIES}")
     words = f"of all layers: 455, 8/layer, 4000MiB, 25%%; default: {_BUDGETS.replace('%', '%%')}"
     one.add_argument("--budget", default=_BUDGETS, metavar="BUDGET,...", help=words)
     one.add_argument("--unit", choices=("experts", "bytes", "share"), help="of a bare number; default: experts")
@@ -383,6 +411,8 @@ def add_simulate(commands: Commands) -> None:
     words = "what static holds: train (chosen most in the warm part), own (in the whole trace: an oracle) or FILE's"
     one.add_argument("--table", default="train", metavar="train|own|FILE", help=f"{words}; default: train")
     one.add_argument("--threads", type=number, default=0, metavar="N", help="default: as many as there are CPUs")
+    words = "simulate on a cluster of dask.distributed (pytest-moetier[sweep]); default: in this process"
+    one.add_argument("--scheduler", metavar="tcp://HOST:PORT", help=words)
     one.add_argument("--diagnose", action="store_true", help="say of the misses whether it is the policy or the size")
     one.add_argument("--off-domain", action="store_true", help="try the table of each file on every other, beside LRU")
     one.add_argument("--batch", action="store_true", help="merge the files, and say what that costs a token")

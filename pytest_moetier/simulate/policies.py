@@ -77,22 +77,23 @@ def simulate(  # noqa: PLR0913  (what a simulation depends on, by keyword)
         KeyboardInterrupt: Ctrl-C, after the native work has ended.
         RuntimeError: stopped by the flag.
     """
-    sweep = _Sweep.of(workload, policies, budgets, allocation, window, table, ordered=hit_sets)
+    sweep = Sweep.of(workload, policies, budgets, allocation, window, table, ordered=hit_sets)
     if stop is not None:
         sweep = replace(sweep, stop=stop)
     # Where sizes differ, the bytes of misses are counted event by event, of which totals know nothing.
-    jobs = sweep.jobs(threads or _cpus(), detail=detail or hit_sets or not workload.uniform)
+    jobs = sweep.jobs(threads or cpus(), detail=detail or hit_sets or not workload.uniform)
     sets = {one: np.zeros(len(sweep.whole.key), dtype=bool) for one in sweep.cells} if hit_sets else {}
-    tallies = _done(sweep, jobs, sets, threads or _cpus(), progress)
+    tallies = tallied(sweep, jobs, sets, threads or cpus(), progress)
     return [sweep.outcome(*cell, tallies[cell], sets.get(cell)) for cell in sweep.cells]
 
 
-def _cpus() -> int:
-    return len(os.sched_getaffinity(0))
+def cpus() -> int:
+    """Return the CPUs that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 @dataclass(frozen=True, slots=True)
-class _Job:
+class Job:
     """One native call: a policy over some caches, at some budgets of one unit."""
 
     policy: str
@@ -132,7 +133,7 @@ def _sum(one: npt.NDArray[np.integer] | None, other: npt.NDArray[np.integer] | N
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sweep:
+class Sweep:
     """All that the jobs of one call share."""
 
     workload: Workload
@@ -155,7 +156,7 @@ class _Sweep:
         table: Table | str | None,
         *,
         ordered: bool,
-    ) -> _Sweep:
+    ) -> Sweep:
         """Return the sweep, every part of it checked before anything runs."""
         chosen = tuple(dict.fromkeys(policies))
         unknown = [one for one in chosen if one not in POLICIES]
@@ -185,7 +186,7 @@ class _Sweep:
         ends = self.whole.segments[1:].astype(np.int64)
         return int((ends - self.whole.score_from.astype(np.int64)).sum())
 
-    def jobs(self, threads: int, *, detail: bool) -> list[_Job]:
+    def jobs(self, threads: int, *, detail: bool) -> list[Job]:
         """Return the native calls of the sweep, the long ones first."""
         found = []
         for unit, sizes in ((EXPERTS, None), (BYTES, self.workload.object_bytes)):
@@ -197,7 +198,7 @@ class _Sweep:
                 for part in parts:
                     for some in self._chunks(policy, rooms, part, threads, detail=detail):
                         capacities = np.array([self.rooms[at].each for at in some], dtype=np.uint64)
-                        found.append(_Job(policy, part, tuple(some), capacities, sizes, detail))
+                        found.append(Job(policy, part, tuple(some), capacities, sizes, detail))
         return sorted(found, key=lambda job: -job.work)
 
     def _chunks(
@@ -213,7 +214,7 @@ class _Sweep:
         for start in range(0, len(rooms), size):
             yield rooms[start : start + size]
 
-    def run(self, job: _Job, sets: dict[tuple[str, int], Bools]) -> list[_Tally]:
+    def run(self, job: Job, sets: dict[tuple[str, int], Bools]) -> list[_Tally]:
         """Do a job: the scored hits at each of its budgets."""
         if not job.detail:
             return [_Tally(hits) for hits in self._totals(job)]
@@ -247,7 +248,7 @@ class _Sweep:
             read = np.bincount(iteration, weights=costs, minlength=shared.iterations).astype(np.uint64)
         return _Tally(int(hit.sum()), by_layer, misses, read)
 
-    def _hits(self, job: _Job) -> Iterator[Bools]:
+    def _hits(self, job: Job) -> Iterator[Bools]:
         """Yield for each budget of a job which of its accesses hit."""
         part = job.part
         if job.policy == "static" and self.table is not None:
@@ -261,7 +262,7 @@ class _Sweep:
             self._demand(job, marked)
             yield from marked.view(np.bool_)
 
-    def _totals(self, job: _Job) -> list[int]:
+    def _totals(self, job: Job) -> list[int]:
         """Return the scored hits at each budget of a job, counted without anything kept per access."""
         part, events = job.part, job.part.events(self.workload.semantics)
         if job.policy == "static" and self.table is not None:
@@ -277,7 +278,7 @@ class _Sweep:
         found: list[int] = np.cumsum(histogram)[job.capacities.astype(np.intp)].tolist()
         return found
 
-    def _demand(self, job: _Job, marked: U8 | None) -> list[int]:
+    def _demand(self, job: Job, marked: U8 | None) -> list[int]:
         part = job.part
         inputs = part.key, part.segments, part.events(self.workload.semantics), job.sizes, job.capacities
         hits = None if marked is None else marked.reshape(-1)
@@ -339,9 +340,9 @@ def _fitting(asked: Window, work: Workload) -> Window:
     return asked
 
 
-def _done(
-    sweep: _Sweep,
-    jobs: Sequence[_Job],
+def tallied(
+    sweep: Sweep,
+    jobs: Sequence[Job],
     sets: dict[tuple[str, int], Bools],
     threads: int,
     progress: Progress | None,
@@ -351,7 +352,7 @@ def _done(
     tallies: dict[tuple[str, int], _Tally] = {}
     pool = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="moetier-simulate")
     try:
-        running: dict[Future[list[_Tally]], _Job] = {pool.submit(sweep.run, job, sets): job for job in jobs}
+        running: dict[Future[list[_Tally]], Job] = {pool.submit(sweep.run, job, sets): job for job in jobs}
         while running:
             for one in wait(running, return_when=FIRST_COMPLETED).done:
                 job = running.pop(one)

@@ -177,7 +177,7 @@ def test_a_word_or_number_that_fits_nothing_is_refused(call: Callable[[], object
         (("--budget", "9999"), "is above the pool of"),
         (("--budget", "0.5"), "a fraction of what?"),
         (("--budget", "4", "--window", "0:99"), "--window 0:99 ends after"),
-        (("--budget", "4", "--policy", "clock"), "--policy clock; expected one or more of lru"),
+        (("--budget", "4", "--policy", "clockwork"), "clockwork"),
         (("--budget", "4MB"), "next: --expert-bytes SIZE, or a budget in experts or as a share"),
         (("--budget", "4", "--expert-bytes", "10,20,30"), "3 expert sizes for the 2 layers"),
         (("--budget", "4", "--expert-bytes", "lots"), "'lots' is not a size"),

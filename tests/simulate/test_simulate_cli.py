@@ -229,8 +229,8 @@ def test_ctrl_c_ends_the_command_with_status_130(tmp_path: Path) -> None:
     write_trace(long_trace(), file)
     code = (
         "import sys, pytest_moetier.simulate.policies as p; from pytest_moetier.cli import main\n"
-        "run = p._Sweep.run\n"
-        "p._Sweep.run = lambda *a: (sys.stderr.write('begun\\n'), sys.stderr.flush(), run(*a))[2]\n"
+        "run = p.Sweep.run\n"
+        "p.Sweep.run = lambda *a: (sys.stderr.write('begun\\n'), sys.stderr.flush(), run(*a))[2]\n"
         "sys.exit(main(sys.argv[1:]))"
     )
     budgets = ",".join(map(str, range(20, 890)))
