@@ -56,9 +56,15 @@ def format_bytes(value: float, *, binary: bool = False) -> str:
     size = float(value)
     for name in names[:-1]:
         if abs(size) < step:
-            return f"{size:.0f} {name}" if name == "B" else f"{size:.3g} {name}"
+            return f"{size:.0f} {name}" if name == "B" else f"{_digits(size, 3)} {name}"
         size /= step
-    return f"{size:.4g} {names[-1]}"
+    return f"{_digits(size, 4)} {names[-1]}"
+
+
+def _digits(value: float, digits: int) -> str:
+    """Return a number to so many digits, and whole, not with an exponent, where it has more before the point."""
+    shown = f"{value:.{digits}g}"
+    return f"{value:.0f}" if "e" in shown else shown
 
 
 def format_seconds(value: float) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -100,7 +101,8 @@ def test_capacities_over_the_pool_over_ram_and_below_one_iteration_each_say_so(h
     ended.refused("capacity 100TB is 100 TB, this host has")
     said = ended.said(r"warning: C4MB[^\n]*")
     assert "below one iteration's working set (4.89 MB, the token-cycle floor)" in said
-    assert "1 passed, 1 skipped, 1 error" in ended.text
+    # a host that reads or reclaims beside the run leaves the small cell not_examined
+    assert re.search(r"(1 passed, 1 skipped|2 skipped), 1 error", ended.text), ended.text
 
 
 @pytest.mark.parametrize("capacity", ["5q", "101%", ""])
