@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_calls import Found, cut, run
 
 from pytest_moetier import _sim
 from pytest_moetier.trace.load import load_trace
@@ -23,48 +24,8 @@ OBJECTS = 8
 recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason="MOETIER_TRACES does not name a folder of recorded traces")
 
 
-@dataclass(frozen=True)
-class Found:
-    """The scored hits and their bytes at each budget, and where each access hits."""
-
-    hits: list[int]
-    bytes: list[int]
-    at: np.ndarray
-
-
-def u64(values: Any) -> np.ndarray:
-    return np.array(values, np.uint64)
-
-
-def lfu(  # noqa: PLR0913  (what a simulation has)
-    key: Any,
-    budgets: Any,
-    *,
-    segments: Any = None,
-    events: Any = None,
-    size: Any = None,
-    score_from: Any = None,
-    perfect: bool = False,
-) -> Found:
-    """Run LFU; one segment, all of it scored, unless said otherwise; the sums are the same with and without hits."""
-    borders = [0, len(key)] if segments is None else segments
-    at = np.full((len(budgets), len(key)), 7, np.uint8)
-    inputs = (
-        np.array(key, np.uint32),
-        u64(borders),
-        None if events is None else u64(events),
-        None if size is None else u64(size),
-        u64(budgets),
-        u64(borders[:-1] if score_from is None else score_from),
-    )
-    counts = _sim.lfu_hits(*inputs, at.reshape(-1), perfect=perfect)
-    assert _sim.lfu_hits(*inputs, perfect=perfect) == counts
-    hits, hit_bytes = (np.frombuffer(one, np.uint64).tolist() for one in counts)
-    return Found(hits, hit_bytes, at)
-
-
-def cut(values: list[int], borders: list[int]) -> list[list[int]]:
-    return [values[a:b] for a, b in pairwise(borders)]
+def lfu(key: Any, budgets: Any, **options: Any) -> Found:
+    return run(_sim.lfu_hits, key, budgets, **options)
 
 
 def plain(events: list[list[int]], size: list[int], capacity: int, *, perfect: bool) -> list[bool]:

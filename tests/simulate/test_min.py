@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from native_calls import Found, cut, run, u64
 
 from pytest_moetier import _sim
 from pytest_moetier.trace.load import load_trace
@@ -25,53 +26,8 @@ OBJECTS = 8
 recorded = pytest.mark.skipif(not RECORDED.is_dir(), reason="MOETIER_TRACES does not name a folder of recorded traces")
 
 
-@dataclass(frozen=True)
-class Found:
-    """The scored hits and their bytes at each budget, and where each access hits."""
-
-    hits: list[int]
-    bytes: list[int]
-    at: np.ndarray
-
-
-def u64(values: Any) -> np.ndarray:
-    return np.array(values, np.uint64)
-
-
-def run(  # noqa: PLR0913  (what a simulation has)
-    function: Any,
-    key: Any,
-    budgets: Any,
-    *,
-    segments: Any = None,
-    events: Any = None,
-    size: Any = None,
-    score_from: Any = None,
-    **options: Any,
-) -> Found:
-    """Call a policy; one segment, all of it scored, unless said otherwise."""
-    borders = [0, len(key)] if segments is None else segments
-    at = np.full((len(budgets), len(key)), 7, np.uint8)
-    counts = function(
-        np.array(key, np.uint32),
-        u64(borders),
-        None if events is None else u64(events),
-        None if size is None else u64(size),
-        u64(budgets),
-        u64(borders[:-1] if score_from is None else score_from),
-        at.reshape(-1),
-        **options,
-    )
-    hits, hit_bytes = (np.frombuffer(one, np.uint64).tolist() for one in counts)
-    return Found(hits, hit_bytes, at)
-
-
 def belady(key: Any, budgets: Any, **options: Any) -> Found:
     return run(_sim.belady_hits, key, budgets, **options)
-
-
-def cut(values: list[int], borders: list[int]) -> list[list[int]]:
-    return [values[a:b] for a, b in pairwise(borders)]
 
 
 def look_ahead(events: list[list[int]], size: list[int], capacity: int) -> list[bool]:
