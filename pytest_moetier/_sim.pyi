@@ -12,6 +12,13 @@ def belady_missed_pages(
     size_pages: npt.NDArray[np.uint64],
     capacity_pages: int,
 ) -> int: ...
+def belady_content(
+    sequence: npt.NDArray[np.uint32],
+    size_bytes: npt.NDArray[np.uint64],
+    capacity_bytes: int,
+    out: npt.NDArray[np.uint64],
+    passes: int = 2,
+) -> None: ...
 def lru_stack(
     key: npt.NDArray[np.uint32],
     segments: npt.NDArray[np.uint64],
