@@ -7,7 +7,7 @@ from pathlib import Path
 
 from pytest_moetier.cli.parsers import Commands, add_command, number
 from pytest_moetier.cli.say import note, print_json, progress, say
-from pytest_moetier.units import format_bytes
+from pytest_moetier.units import PAGE_BYTES, format_bytes, parse_bytes
 
 
 def pool_create(args: argparse.Namespace) -> int:
@@ -20,10 +20,22 @@ def pool_create(args: argparse.Namespace) -> int:
     )
     store, why = choose_store("plain" if args.plain else args.store)
     tell = note if args.json else say
-    for line in (*proportions(shape), f"layout: {args.layout}", f"store: {store} ({why})"):
+    spine_bytes = -(-parse_bytes(args.spine) // PAGE_BYTES) * PAGE_BYTES if args.spine else 0
+    spine = [f"spine: {format_bytes(spine_bytes)} ({spine_bytes} bytes)"] if spine_bytes else []
+    throwaway = ["throw-away: measurements may write to it"] if args.throwaway else []
+    for line in (*proportions(shape), *spine, f"layout: {args.layout}", f"store: {store} ({why})", *throwaway):
         tell(line)
     with progress("writing", "bytes") as show:
-        made = create_pool(args.path, shape, layout=args.layout, store=store, seed=args.seed, progress=show)
+        made = create_pool(
+            args.path,
+            shape,
+            layout=args.layout,
+            store=store,
+            seed=args.seed,
+            spine_bytes=spine_bytes,
+            throwaway=args.throwaway,
+            progress=show,
+        )
     if args.json:
         print_json(
             {
@@ -37,6 +49,8 @@ def pool_create(args: argparse.Namespace) -> int:
                 "expert_bytes": list(made.manifest.expert_bytes),
                 "total_bytes": made.manifest.total_bytes,
                 "iteration_bytes": made.manifest.iteration_bytes,
+                "spine_bytes": made.manifest.spine_bytes,
+                "throwaway": made.manifest.throwaway,
                 "layout": made.manifest.layout,
                 "store": made.manifest.store,
                 "kept_bytes": made.kept_bytes,
@@ -67,15 +81,17 @@ def pool_check(args: argparse.Namespace) -> int:
                 "experts_checked": found.experts_checked,
                 "experts": found.experts,
                 "bytes_checked": found.bytes_checked,
+                "spine_bytes_checked": found.spine_bytes_checked,
                 "faults": list(found.faults),
             }
         )
     else:
         say(*(f"fault: {fault}" for fault in found.faults))
         state = "sound" if not found.faults else "NOT what its manifest says"
+        spine = f", {format_bytes(found.spine_bytes_checked)} of the spine" if found.spine_bytes_checked else ""
         say(
             f"{args.path} is {state}: every page of {found.experts_checked} of {found.experts} experts "
-            f"({format_bytes(found.bytes_checked)}) and the size of every file checked"
+            f"({format_bytes(found.bytes_checked)}){spine} and the size of every file checked"
         )
     return 1 if found.faults else 0
 
@@ -118,9 +134,11 @@ def add_pool(pool: Commands) -> None:
     )
     one.add_argument("--plain", action="store_true", help="the same as --store plain")
     one.add_argument("--seed", type=number, default=0, help="of the pool's bytes (default 0)")
+    one.add_argument("--spine", metavar="SIZE", help="a file of dense weights beside the experts; in whole 4 KiB pages")
+    one.add_argument("--throwaway", action="store_true", help="made to be written to by measurements; never else")
     one = add_command(pool, "check", pool_check)
     one.add_argument("path", type=Path)
-    one.add_argument("--full", action="store_true", help="every expert, not a sample")
+    one.add_argument("--full", action="store_true", help="every expert and the whole spine, not a sample")
     one.add_argument("--seed", type=number, default=0, help="of the sample (default 0)")
     one = add_command(pool, "map", pool_map)
     one.add_argument("path", type=Path)

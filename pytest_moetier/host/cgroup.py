@@ -376,10 +376,14 @@ def _hierarchies() -> tuple[_Hierarchy, ...]:
 
 
 def _own_group(point: Path, root: str, controller: str) -> Path:
-    return _group_of("self", point, root, controller)
+    return group_of("self", point, root, controller)
 
 
-def _group_of(pid: int | str, point: Path, root: str, controller: str) -> Path:
+def group_of(pid: int | str, point: Path, root: str, controller: str) -> Path:
+    """Return the folder of the group that ``pid`` is in, in the hierarchy of a controller ("" for v2) mounted at ``point``.
+
+    ``root`` is what of the hierarchy is mounted there.
+    """
     for line in (procfs.try_text(f"/proc/{pid}/cgroup") or "").splitlines():
         _, names, path = line.split(":", 2)
         if controller in names.split(","):
@@ -539,7 +543,7 @@ def scope_of_process(pid: int) -> Scope:
 def _systemd_group(pid: int) -> tuple[_Hierarchy, Path]:
     for mount in procfs.mounts():
         if mount.kind == "cgroup2":
-            path = _group_of(pid, Path(mount.point), mount.root, "")
+            path = group_of(pid, Path(mount.point), mount.root, "")
             if path.name.startswith(undo.PREFIX):
                 return _Hierarchy(2, Path(mount.point), path), path
     raise HarnessError(f"process {pid} is not in a scope named {undo.PREFIX}*", "the scope that systemd-run made")

@@ -16,7 +16,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from pytest_moetier.errors import MoetierError
-from pytest_moetier.host import balloon, blockdev, cgroup, loopdev, memboot, mglru, procfs, residency
+from pytest_moetier.host import balloon, blockdev, cgroup, loopdev, memboot, mglru, procfs, residency, throttle
 from pytest_moetier.units import format_bytes
 
 if sys.platform != "win32":
@@ -328,6 +328,7 @@ def doctor_report(
         _cgroup_check(),
         _balloon_check(facts, reserve_bytes),
         _memboot_check(facts),
+        _read_limit_check(),
     )
 
 
@@ -523,3 +524,10 @@ def _memboot_check(facts: HostFacts) -> Check:
     available = format_bytes(balloon.mem_available_bytes(), binary=True)
     means = f"the one capacity of {available} (MemAvailable now), less what the bench itself takes"
     return Check("mechanism memboot", "ok", seen, means)
+
+
+def _read_limit_check() -> Check:
+    support = throttle.read_limit_support()
+    if not support.available:
+        return Check("read limit", "missing", support.reason, "cells on a slowed device are skipped", support.fix)
+    return Check("read limit", "ok", support.reason, "a device can be slowed for the replayer alone")

@@ -1,4 +1,4 @@
-"""Is a pool what its manifest says? Sizes of all files, and the bytes of a sample of experts or of all of them."""
+"""Is a pool what its manifest says? Sizes of all files, and the bytes of experts and spine, a sample or all of them."""
 
 from __future__ import annotations
 
@@ -14,13 +14,15 @@ from pathlib import Path
 import numpy as np
 
 from pytest_moetier.errors import InputError
-from pytest_moetier.pool.manifest import Manifest
-from pytest_moetier.pool.pages import Pages
+from pytest_moetier.pool.manifest import Manifest, PoolFile
+from pytest_moetier.pool.pages import SPINE_EXPERT, SPINE_LAYER, Fault, Pages
 from pytest_moetier.trace import splitmix
 from pytest_moetier.trace.splitmix import U64
 from pytest_moetier.units import PAGE_BYTES
 
 SAMPLE_EXPERTS = 64
+SAMPLE_PIECES = 8
+"""Of the spine, 8 MiB each."""
 
 _CHUNK_BYTES = 8 << 20
 _MAX_FAULTS = 20
@@ -36,6 +38,7 @@ class CheckResult:
     experts: int
     bytes_checked: int
     faults: tuple[str, ...]
+    spine_bytes_checked: int = 0
 
 
 def read_pages(path: Path, offset: int, length: int) -> U64:
@@ -68,8 +71,8 @@ def read_pages(path: Path, offset: int, length: int) -> U64:
 
 def file_faults(root: Path, manifest: Manifest) -> Iterator[str]:
     """Yield one sentence for each file that is missing, no plain file, or of another size than the manifest's."""
-    folders = {root / manifest.folder, *((root / file.path).parent for file in manifest.files)}
-    for folder in sorted(folders):
+    folders = {root / manifest.folder, *((root / file.path).parent for file in manifest.stored_files)}
+    for folder in sorted(folders - {root}):
         try:
             kind = folder.lstat().st_mode
         except OSError as error:
@@ -78,8 +81,8 @@ def file_faults(root: Path, manifest: Manifest) -> Iterator[str]:
         if not stat.S_ISDIR(kind):
             yield f"{folder.relative_to(root)} is no folder: nothing of a pool may lead out of it"
             return
-    for index, file in enumerate(manifest.files):
-        whose = "" if manifest.layout == "one_file" else f" ({_whose(manifest, index)})"
+    for index, file in enumerate(manifest.stored_files):
+        whose = _whose(manifest, index)
         try:
             found = (root / file.path).lstat()
         except OSError as error:
@@ -92,16 +95,17 @@ def file_faults(root: Path, manifest: Manifest) -> Iterator[str]:
 
 
 def _whose(manifest: Manifest, index: int) -> str:
+    if index >= len(manifest.files):
+        return " (the spine)"
     at, expert = divmod(index, manifest.experts)
-    return f"layer {manifest.layers[at]}, expert {expert}"
+    return "" if manifest.layout == "one_file" else f" (layer {manifest.layers[at]}, expert {expert})"
 
 
-def _sample(manifest: Manifest, seed: int, count: int) -> list[int]:
-    """Return ``count`` experts, always with the first and the last (where a cut-off pool shows)."""
-    total = manifest.n_experts
+def _sample(seed: int, pool_id: int, total: int, count: int) -> list[int]:
+    """Return ``count`` numbers below ``total``, always with the first and the last (where a cut-off pool shows)."""
     if count >= total:
         return list(range(total))
-    stream = splitmix.key(seed, manifest.pool_id)
+    stream = splitmix.key(seed, pool_id)
     chosen = {0, total - 1}
     draw = 0
     while len(chosen) < count:
@@ -116,22 +120,48 @@ def _verify(root: Path, manifest: Manifest, pages: Pages, index: int) -> str:
     layer = manifest.layers[at]
     (extent,) = manifest.extents(layer, expert)
     path = manifest.files[extent.file].path
+    whose = f"layer {layer}, expert {expert}"
     for start in range(0, extent.length, _CHUNK_BYTES):
         length = min(_CHUNK_BYTES, extent.length - start)
         try:
             data = read_pages(root / path, extent.offset + start, length)
         except OSError as error:
-            return f"layer {layer}, expert {expert}: {path}: {error.strerror}"
+            return f"{whose}: {path}: {error.strerror}"
         if data.nbytes != length:
-            seen = f"{path} ends after {start + data.nbytes} bytes of it"
-            return f"layer {layer}, expert {expert}: {seen}, expected {extent.length}"
+            return f"{whose}: {path} ends after {start + data.nbytes} bytes of it, expected {extent.length}"
         fault = pages.verify(data, layer, expert, start // PAGE_BYTES)
         if fault is not None:
-            return (
-                f"layer {layer}, expert {expert}, page {fault.page} was overwritten: "
-                f"{path} holds {fault.seen} there, expected {fault.expected}"
-            )
+            return f"{whose}, page {fault.page} was overwritten: {_said(path, fault)}"
     return ""
+
+
+def _said(path: str, fault: Fault) -> str:
+    return f"{path} holds {fault.seen} there, expected {fault.expected}"
+
+
+def _verify_piece(root: Path, spine: PoolFile, pages: Pages, index: int) -> str:
+    """Return the fault of one piece of the spine, or ''."""
+    start = index * _CHUNK_BYTES
+    length = min(_CHUNK_BYTES, spine.size_bytes - start)
+    try:
+        data = read_pages(root / spine.path, start, length)
+    except OSError as error:
+        return f"spine: {spine.path}: {error.strerror}"
+    if data.nbytes != length:
+        return f"spine: {spine.path} ends after {start + data.nbytes} bytes, expected {spine.size_bytes}"
+    fault = pages.verify(data, SPINE_LAYER, SPINE_EXPERT, start // PAGE_BYTES)
+    return f"spine, page {fault.page} was overwritten: {_said(spine.path, fault)}" if fault is not None else ""
+
+
+def _check_spine(root: Path, manifest: Manifest, seed: int, *, full: bool) -> tuple[int, list[str]]:
+    """Return how many bytes of the spine were verified, and the faults found."""
+    if manifest.spine is None:
+        return 0, []
+    spine, pages = manifest.spine, Pages(manifest.pool_id)
+    pieces = -(-spine.size_bytes // _CHUNK_BYTES)
+    chosen = _sample(seed, manifest.pool_id, pieces, pieces if full else SAMPLE_PIECES)
+    faults = [fault for piece in chosen if (fault := _verify_piece(root, spine, pages, piece))]
+    return sum(min(_CHUNK_BYTES, spine.size_bytes - piece * _CHUNK_BYTES) for piece in chosen), faults
 
 
 def check_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
@@ -143,7 +173,7 @@ def check_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
     sample: int = SAMPLE_EXPERTS,
     progress: Callable[[int, int], None] | None = None,
 ) -> CheckResult:
-    """Verify the sizes of all files and every page of ``sample`` experts, or of all when ``full``.
+    """Verify the sizes of all files and every page of ``sample`` experts and 64 MiB of spine, or of all when ``full``.
 
     At most 20 faults are named; a further sentence then says that there may be more.
 
@@ -166,7 +196,8 @@ def check_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
         if len(faults) >= _MAX_FAULTS:
             break
     pages = Pages(manifest.pool_id)
-    chosen = list(range(manifest.n_experts)) if full else _sample(manifest, seed, sample)
+    total = manifest.n_experts
+    chosen = _sample(seed, manifest.pool_id, total, total if full else sample)
     checked = size = 0
     with ThreadPoolExecutor(_READERS) as readers:
         for start in range(0, 0 if faults else len(chosen), _BATCH):
@@ -180,6 +211,10 @@ def check_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
             if len(faults) >= _MAX_FAULTS:
                 del faults[_MAX_FAULTS:]
                 break
+    spine_size = 0
+    if checked == len(chosen):
+        spine_size, found_there = _check_spine(root, manifest, seed, full=full)
+        faults = (faults + found_there)[:_MAX_FAULTS]
     if len(faults) >= _MAX_FAULTS:
         faults.append("there may be more: the check stopped here")
-    return CheckResult(checked, manifest.n_experts, size, tuple(faults))
+    return CheckResult(checked, total, size, tuple(faults), spine_size)

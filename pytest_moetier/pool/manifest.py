@@ -1,6 +1,8 @@
 """The manifest of a pool: (layer, expert) -> where its bytes are, kept as ``manifest.yaml`` in the pool's folder.
 
 The file is read by ``yaml.safe_load`` and every field is checked: type, range, and that its paths stay in the folder.
+``spine`` and ``throwaway`` are left out where they say nothing: the format stays version 1, and a reader that does not
+know them reads the experts as ever, and writes nothing.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from pytest_moetier.units import PAGE_BYTES
 
 MANIFEST_NAME = "manifest.yaml"
 IMAGE_NAME = "pool.img"
+SPINE_NAME = "spine.bin"
 FORMAT = "moetier-pool"
 FORMAT_VERSION = 1
 LAYOUTS = ("file_per_expert", "one_file")
@@ -67,6 +70,9 @@ class Manifest:
         folder: where the expert files are, relative to the pool's root.
         stamped: every page carries its own address (``pages``).
         synthetic: the bytes are made up.
+        spine: the file of dense weights beside the experts, None for a pool without one. It is no part of ``files``,
+            nor its bytes of ``total_bytes``: these are the experts'.
+        throwaway: made to be written to by a measurement; any other pool is only ever read.
     """
 
     name: str
@@ -82,10 +88,12 @@ class Manifest:
     stamped: bool = True
     synthetic: bool = True
     format_version: int = FORMAT_VERSION
+    spine: PoolFile | None = None
+    throwaway: bool = False
 
     @cached_property
     def files(self) -> tuple[PoolFile, ...]:
-        """Every file of the pool, in (layer, expert) order."""
+        """Every file of experts, in (layer, expert) order."""
         if self.layout == "one_file":
             return (PoolFile(f"{self.folder}/experts.bin", self.total_bytes),)
         sized = zip(self.layers, self.expert_bytes, strict=True)
@@ -94,6 +102,11 @@ class Manifest:
             for layer, size in sized
             for expert in range(self.experts)
         )
+
+    @property
+    def stored_files(self) -> tuple[PoolFile, ...]:
+        """The experts' files and the spine's."""
+        return self.files if self.spine is None else (*self.files, self.spine)
 
     @cached_property
     def _layer_index(self) -> dict[int, int]:
@@ -108,6 +121,16 @@ class Manifest:
     def total_bytes(self) -> int:
         """Bytes of all experts."""
         return self._layer_start[-1]
+
+    @property
+    def spine_bytes(self) -> int:
+        """Bytes of the spine, 0 for a pool without one."""
+        return self.spine.size_bytes if self.spine is not None else 0
+
+    @property
+    def stored_bytes(self) -> int:
+        """Bytes of all experts and the spine."""
+        return self.total_bytes + self.spine_bytes
 
     @property
     def n_experts(self) -> int:
@@ -151,7 +174,7 @@ class Manifest:
     def save(self, folder: Path) -> Path:
         """Write ``folder/manifest.yaml`` (whole or not at all, mode 0600) and return its path."""
         sizes = set(self.expert_bytes)
-        content = {
+        content: dict[str, object] = {
             "format": FORMAT,
             "format_version": self.format_version,
             "name": self.name,
@@ -167,6 +190,10 @@ class Manifest:
             "stamped": self.stamped,
             "synthetic": self.synthetic,
         }
+        if self.spine is not None:
+            content["spine"] = {"file": self.spine.path, "bytes": self.spine.size_bytes}
+        if self.throwaway:
+            content["throwaway"] = True
         path = folder / MANIFEST_NAME
         write_private(path, [yaml.safe_dump(content, sort_keys=False, width=110).encode()])
         return path
@@ -175,8 +202,9 @@ class Manifest:
 class _Fields:
     """The fields of a manifest file, each taken with its check; a message names file and field, and what was seen."""
 
-    def __init__(self, path: Path, content: object) -> None:
+    def __init__(self, path: Path, content: object, within: str = "") -> None:
         self._path = path
+        self._within = within  # the field that holds these, with a dot: for messages
         if not isinstance(content, Mapping):
             raise InputError(f"{path} holds {type(content).__name__}", "a YAML mapping of a pool's fields", RECREATE)
         self._content = content
@@ -184,12 +212,22 @@ class _Fields:
     def refuse(self, name: str, expected: str) -> InputError:
         seen = repr(self._content.get(name))
         seen = seen if len(seen) <= 60 else seen[:57] + "..."
-        return InputError(f"{self._path}: {name} is {seen}", expected, RECREATE)
+        return InputError(f"{self._path}: {self._within}{name} is {seen}", expected, RECREATE)
 
     def take(self, name: str) -> object:
         if name not in self._content:
-            raise InputError(f"{self._path} has no field {name!r}", "every field of a pool's manifest", RECREATE)
+            field = f"{self._within}{name}"
+            raise InputError(f"{self._path} has no field {field!r}", "every field of a pool's manifest", RECREATE)
         return self._content[name]
+
+    def has(self, name: str) -> bool:
+        return name in self._content
+
+    def inside(self, name: str, expected: str) -> _Fields:
+        value = self.take(name)
+        if not isinstance(value, Mapping):
+            raise self.refuse(name, expected)
+        return _Fields(self._path, value, f"{name}.")
 
     def integer(self, name: str, low: int, high: int) -> int:
         value = self.take(name)
@@ -252,6 +290,19 @@ def _sizes(fields: _Fields, layers: int) -> tuple[int, ...]:
     return sizes
 
 
+def _spine(fields: _Fields, folder: str) -> PoolFile | None:
+    if not fields.has("spine"):
+        return None
+    spine = fields.inside("spine", "a mapping of file and bytes")
+    path = spine.relative("file")
+    if path == folder or path.startswith(f"{folder}/") or path in {MANIFEST_NAME, IMAGE_NAME}:
+        raise spine.refuse("file", f"a file of its own, beside {folder}")
+    size = spine.integer("bytes", PAGE_BYTES, _MAX_EXPERT_BYTES)
+    if size % PAGE_BYTES:
+        raise spine.refuse("bytes", f"a multiple of {PAGE_BYTES} bytes")
+    return PoolFile(path, size)
+
+
 def parse_manifest(content: object, path: Path) -> Manifest:
     """Return the manifest that ``content``, as ``yaml.safe_load`` gives it, describes; ``path`` is for messages.
 
@@ -265,6 +316,7 @@ def parse_manifest(content: object, path: Path) -> Manifest:
     if any(after <= before for before, after in pairwise(layers)):
         raise fields.refuse("layers", "ascending layer numbers, each once")
     experts = fields.integer("experts", 1, _MAX_COUNT)
+    folder = fields.relative("folder")
     return Manifest(
         name=fields.text("name", _NAME, "letters, digits, '.', '_' and '-'"),
         profile=fields.text("profile", _NAME, "letters, digits, '.', '_' and '-'"),
@@ -275,10 +327,12 @@ def parse_manifest(content: object, path: Path) -> Manifest:
         expert_bytes=_sizes(fields, len(layers)),
         layout=fields.word("layout", LAYOUTS),
         store=fields.word("store", STORES),
-        folder=fields.relative("folder"),
+        folder=folder,
         stamped=fields.flag("stamped"),
         synthetic=fields.flag("synthetic"),
         format_version=version,
+        spine=_spine(fields, folder),
+        throwaway=fields.flag("throwaway") if fields.has("throwaway") else False,
     )
 
 

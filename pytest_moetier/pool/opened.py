@@ -1,4 +1,7 @@
-"""Open a pool for a run: its image, read-only on a loop device of its own, or its folder as it is (paper section 4)."""
+"""Open a pool for a run: its image, on a loop device of its own, or its folder as it is (paper section 4).
+
+Read-only, but for a throw-away pool: one that was made to be written to by a measurement.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ class OpenPool:
         devices: the block devices whose sectors count, each once.
         loop: the loop device of an image, else None.
         image: the image file, else None.
+        writable: its files may be opened for writing.
     """
 
     path: Path
@@ -43,9 +47,10 @@ class OpenPool:
     devices: tuple[BlockDevice, ...]
     loop: LoopDevice | None
     image: Path | None
+    writable: bool = False
 
     def resident_bytes(self) -> int | None:
-        """Return the bytes of the pool's files in the page cache; None where no probe tells the truth."""
+        """Return the bytes of the experts in the page cache, not the spine's; None where no probe tells the truth."""
         total = 0
         for file in self.manifest.files:
             found = residency.resident_bytes(self.root / file.path)
@@ -54,13 +59,20 @@ class OpenPool:
             total += found
         return total
 
+    def spine_resident_bytes(self) -> int | None:
+        """Return the bytes of the spine in the page cache, 0 without a spine; None where no probe tells the truth."""
+        spine = self.manifest.spine
+        return 0 if spine is None else residency.resident_bytes(self.root / spine.path)
+
     def drop_cache(self) -> int | None:
-        """Drop the pool's pages, whole files at a time, and return the bytes still resident; None where unobservable.
+        """Drop the pool's pages, the spine's too, whole files at a time, and return what of both is still resident.
+
+        None where that cannot be observed.
 
         Raises:
-            HarnessError: more than 1 MiB and 0.1% of the pool stays resident: something holds it.
+            HarnessError: more than 1 MiB and 0.1% of it stays resident: something holds it.
         """
-        allowed = max(_DROP_TOLERANCE_BYTES, self.manifest.total_bytes // 1000)
+        allowed = max(_DROP_TOLERANCE_BYTES, self.manifest.stored_bytes // 1000)
         left: int | None = 0
         for _ in range(_DROP_ATTEMPTS):
             left = self._drop_once()
@@ -73,7 +85,7 @@ class OpenPool:
         )
 
     def _drop_once(self) -> int | None:
-        found = [residency.drop_file(self.root / file.path) for file in self.manifest.files]
+        found = [residency.drop_file(self.root / file.path) for file in self.manifest.stored_files]
         known = [one for one in found if one is not None]
         return sum(known) if len(known) == len(found) else None
 
@@ -87,10 +99,12 @@ def _image(path: Path, manifest: Manifest) -> Path:
         raise InputError(
             f"{path} is no plain file", "the pool's image itself: nothing of a pool may lead out of it", RECREATE
         )
-    if found.st_size < manifest.total_bytes:
+    if found.st_size < manifest.stored_bytes:
         raise InputError(
             f"{path} is cut off: it has {found.st_size} bytes",
-            f"more than the {manifest.total_bytes} of the experts in it",
+            f"more than the {manifest.stored_bytes} of the experts in it"
+            if manifest.spine is None
+            else f"more than the {manifest.stored_bytes} of the experts and the spine in it",
             RECREATE,
         )
     return path
@@ -125,42 +139,60 @@ def inspect_pool(path: Path, *, check_files: bool = True) -> Manifest:
 def _devices(root: Path, manifest: Manifest) -> tuple[BlockDevice, ...]:
     """Return the devices of a pool of plain files, each once: its folders may be mount points of several."""
     one_each: dict[int, Path] = {}
-    for file in manifest.files:
+    for file in manifest.stored_files:
         with suppress(FileNotFoundError):  # a fault of the pool, named by who looks for faults
             one_each.setdefault((root / file.path).lstat().st_dev, root / file.path)
     return blockdev.devices_of_many(one_each.values() or [root / manifest.folder])
 
 
+def _refuse_writing(manifest: Manifest, path: Path) -> None:
+    if not manifest.throwaway:
+        raise InputError(
+            f"pool {path} is to be written to, and is no throw-away pool",
+            "`throwaway: true` in its manifest: a measurement that writes to a pool gets one of its own",
+            "make one for it: moetier pool create --throwaway",
+        )
+
+
 @contextmanager
 def open_pool(
-    path: Path, journal: Journal | None = None, *, read_ahead_kb: int | None = None, check_files: bool = True
+    path: Path,
+    journal: Journal | None = None,
+    *,
+    read_ahead_kb: int | None = None,
+    check_files: bool = True,
+    writable: bool = False,
 ) -> Iterator[OpenPool]:
-    """Open the pool in the folder ``path``, read-only, for the length of the block.
+    """Open the pool in the folder ``path``, read-only unless ``writable``, for the length of the block.
 
     Args:
         path: a folder made by ``moetier pool create``.
         journal: where changes to the host are recorded before they are made.
         read_ahead_kb: of an image's loop device, in KiB; None leaves the kernel's default.
         check_files: refuse a pool with a missing or short file.
+        writable: its files may be written to; only those of a throw-away pool.
 
     Raises:
-        InputError: no pool there, or a file of it is missing, short, or a link.
+        InputError: no pool there, a file of it is missing, short, or a link, or it is to be written to and no
+            throw-away pool.
         UnsupportedHostError: no block device below it (tmpfs), or an image and no root or loop devices.
     """
     folder = Path(os.path.abspath(path))  # noqa: PTH100  (resolve would follow the user's own links: kept as given)
     manifest = inspect_pool(folder, check_files=check_files)
+    if writable:
+        _refuse_writing(manifest, folder)
     with ExitStack() as stack:
         root, loop, image = folder, None, None
         fds: tuple[int, ...] = ()
         if manifest.store == "image":
             image = folder / IMAGE_NAME
             loop = stack.enter_context(
-                loopdev.attach(image, read_only=True, read_ahead_kb=read_ahead_kb, journal=journal)
+                loopdev.attach(image, read_only=not writable, read_ahead_kb=read_ahead_kb, journal=journal)
             )
-            mount = loopdev.mount_detached(loop, read_only=True)
+            mount = loopdev.mount_detached(loop, read_only=not writable)
             stack.callback(os.close, mount)
             root, fds = Path(f"/proc/self/fd/{mount}"), (mount,)
         if check_files and loop is not None:
             _refuse_faults(root, manifest, folder)
         devices = blockdev.devices_of(fds[0]) if fds else _devices(folder, manifest)
-        yield OpenPool(folder, manifest, root, fds, devices, loop, image)
+        yield OpenPool(folder, manifest, root, fds, devices, loop, image, writable)

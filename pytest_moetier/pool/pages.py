@@ -1,6 +1,7 @@
 """The bytes of a synthetic pool: every 4096-byte page states its own address, and no two pages share their bytes.
 
 The first 32 bytes of a page, little-endian: ``MOEPAGE1``, u64 pool id, u32 layer, u32 expert, u64 page in the expert.
+A spine's pages are those of an expert that no layer has: layer 0xFFFFFFFF, expert 0.
 The rest is a block of seeded random words, each page's combined (xor) with a key of its own: incompressible, not to be
 deduplicated, and made faster than a device can write.
 """
@@ -18,6 +19,7 @@ from pytest_moetier.units import PAGE_BYTES
 
 MAGIC = b"MOEPAGE1"
 STAMP_BYTES = 32
+SPINE_LAYER, SPINE_EXPERT = 0xFFFFFFFF, 0
 _PAGE_WORDS = PAGE_BYTES // 8
 _STAMP_WORDS = STAMP_BYTES // 8
 _BLOCK_PAGES = 64

@@ -29,8 +29,17 @@ import numpy as np
 from pytest_moetier.errors import HostBusyError, InputError, MoetierError, UnsupportedHostError
 from pytest_moetier.host import blockdev, loopdev, residency
 from pytest_moetier.pool.check import read_pages
-from pytest_moetier.pool.manifest import IMAGE_NAME, LAYOUTS, MANIFEST_NAME, STORES, Manifest, load_manifest
-from pytest_moetier.pool.pages import Pages
+from pytest_moetier.pool.manifest import (
+    IMAGE_NAME,
+    LAYOUTS,
+    MANIFEST_NAME,
+    SPINE_NAME,
+    STORES,
+    Manifest,
+    PoolFile,
+    load_manifest,
+)
+from pytest_moetier.pool.pages import SPINE_EXPERT, SPINE_LAYER, Pages
 from pytest_moetier.pool.private import write_private
 from pytest_moetier.pool.profiles import Shape
 from pytest_moetier.trace import splitmix
@@ -46,6 +55,7 @@ _SYNC_BYTES = 256 << 20
 _WRITERS = 2
 _INODE_BYTES = 256
 _IMAGE_SPARE_BYTES = 32 << 20
+_THROWAWAY = 0x7468726F77  # a throw-away pool's pages are no other pool's
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXPERT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 _DIRECT = getattr(os, "O_DIRECT", 0)
@@ -78,15 +88,23 @@ def choose_store(store: str) -> tuple[str, str]:
     return "image", "an ext4 image on its own loop device has an exact device counter"
 
 
-def plan_manifest(shape: Shape, *, layout: str, store: str, seed: int) -> Manifest:
-    """Return the manifest of the pool that ``shape`` and ``seed`` describe; equal arguments give equal bytes."""
+def plan_manifest(  # noqa: PLR0913  (what a user may choose, by keyword)
+    shape: Shape, *, layout: str, store: str, seed: int, spine_bytes: int = 0, throwaway: bool = False
+) -> Manifest:
+    """Return the manifest of the pool that ``shape`` and ``seed`` describe; equal arguments give equal bytes.
+
+    A spine leaves the experts' bytes as they are. A throw-away pool has an id of its own: a plan that may write to it
+    finds no other pool's stamps right.
+    """
     if layout not in LAYOUTS or store not in STORES:
         raise InputError(
             f"layout {layout!r}, store {store!r}", f"one of {', '.join(LAYOUTS)}; one of {', '.join(STORES)}"
         )
     if not 0 <= seed < 1 << 64:
         raise InputError(f"seed {seed}", "0 to 2^64 - 1")
-    parts = (seed, shape.experts, shape.k, *shape.expert_bytes)
+    if spine_bytes < 0 or spine_bytes % PAGE_BYTES:
+        raise InputError(f"a spine of {spine_bytes} bytes", f"0 for none, or a multiple of {PAGE_BYTES}")
+    parts = (seed, shape.experts, shape.k, *shape.expert_bytes, *((_THROWAWAY,) if throwaway else ()))
     return Manifest(
         name=shape.name,
         profile=shape.profile,
@@ -97,6 +115,8 @@ def plan_manifest(shape: Shape, *, layout: str, store: str, seed: int) -> Manife
         expert_bytes=shape.expert_bytes,
         layout=layout,
         store=store,
+        spine=PoolFile(SPINE_NAME, spine_bytes) if spine_bytes else None,
+        throwaway=throwaway,
     )
 
 
@@ -107,6 +127,8 @@ def create_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
     layout: str = "file_per_expert",
     store: str = "plain",
     seed: int = 0,
+    spine_bytes: int = 0,
+    throwaway: bool = False,
     progress: Progress | None = None,
 ) -> Created:
     """Create the pool in the folder ``path``, or finish one that was begun with the same arguments.
@@ -117,6 +139,8 @@ def create_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
         layout: ``file_per_expert`` or ``one_file``.
         store: ``image`` or ``plain`` (resolve ``auto`` by ``choose_store``).
         seed: of its bytes.
+        spine_bytes: of dense weights in a file beside the experts, in whole pages; 0 for none.
+        throwaway: measurements may write to it.
         progress: called with (bytes done, bytes in all) as it goes.
 
     Raises:
@@ -124,12 +148,12 @@ def create_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
         UnsupportedHostError: no block device below the folder, or no loop devices for an image.
         HostBusyError: another create works on this folder.
     """
-    manifest = plan_manifest(shape, layout=layout, store=store, seed=seed)
+    manifest = plan_manifest(shape, layout=layout, store=store, seed=seed, spine_bytes=spine_bytes, throwaway=throwaway)
     started = time.monotonic()
     with _folder(path), _locked(path):
         if (path / MANIFEST_NAME).exists():
             _same(load_manifest(path), manifest, path)
-            return Created(path, manifest, manifest.total_bytes, 0, time.monotonic() - started)
+            return Created(path, manifest, manifest.stored_bytes, 0, time.monotonic() - started)
         blockdev.devices_of(path)  # refuses a tmpfs: reads that reach no device cannot be measured
         record = _Progress.find(path, manifest)
         with _store(path, manifest, record) as root:
@@ -186,7 +210,7 @@ def _same(found: Manifest, wanted: Manifest, path: Path) -> None:
 
 @dataclass(slots=True)
 class _Progress:
-    """How many experts are safely on the device; None while the image is not ready for the first."""
+    """How many parts are safely on the device; None while the image is not ready for the first."""
 
     path: Path
     plan: str
@@ -215,11 +239,11 @@ class _Progress:
                 "the arguments it was begun with",
                 f"give them again, or remove {folder}",
             )
-        known = isinstance(done, int) and 0 <= done <= manifest.n_experts
+        known = isinstance(done, int) and 0 <= done <= _n_parts(manifest)
         return cls(path, plan, done if known else None)
 
     def save(self, done: int | None) -> None:
-        """Record that ``done`` experts are on the device."""
+        """Record that ``done`` parts are on the device."""
         write_private(self.path, [json.dumps({"plan": self.plan, "done": done}).encode()])
         self.done = done
 
@@ -229,9 +253,14 @@ class _Progress:
 
 
 def image_bytes(manifest: Manifest) -> int:
-    """Return the size of the image in bytes: the experts, 2% for block maps, an inode for each file, and a spare."""
-    size = manifest.total_bytes * 102 // 100 + _inodes(manifest) * _INODE_BYTES + _IMAGE_SPARE_BYTES
+    """Return the size of the image in bytes: what is stored, 2% for block maps, an inode for each file, and a spare."""
+    size = manifest.stored_bytes * 102 // 100 + _inodes(manifest) * _INODE_BYTES + _IMAGE_SPARE_BYTES
     return -(-size // (1 << 20)) * (1 << 20)
+
+
+def needed_bytes(manifest: Manifest) -> int:
+    """Return the bytes of disk space that the pool takes: its image, or its files in whole blocks."""
+    return image_bytes(manifest) if manifest.store == "image" else manifest.stored_bytes
 
 
 def _inodes(manifest: Manifest) -> int:
@@ -255,7 +284,7 @@ def _check_space(folder: Path, needed: int, inodes: int) -> None:
 def _store(folder: Path, manifest: Manifest, record: _Progress) -> Iterator[Path]:
     """Yield the root under which experts are written; at the end everything is on the device."""
     if manifest.store == "plain":
-        _check_space(folder, manifest.total_bytes - _written(manifest, record.done or 0), _inodes(manifest))
+        _check_space(folder, manifest.stored_bytes - _written(manifest, record.done or 0), _inodes(manifest))
         if record.done is None:
             record.save(0)
         yield folder
@@ -275,10 +304,40 @@ def _store(folder: Path, manifest: Manifest, record: _Progress) -> Iterator[Path
             os.close(mount)
 
 
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What is written in one go: an expert, or a piece of the spine; ``first_page`` is its place in that."""
+
+    path: str
+    offset: int
+    length: int
+    layer: int
+    expert: int
+    first_page: int = 0
+
+
+def _n_parts(manifest: Manifest) -> int:
+    """Return the number of parts: all experts, then the spine's pieces of 8 MiB."""
+    return manifest.n_experts + -(-manifest.spine_bytes // _CHUNK_BYTES)
+
+
+def _part(manifest: Manifest, index: int) -> _Part:
+    if index < manifest.n_experts or manifest.spine is None:
+        at, expert = divmod(index, manifest.experts)
+        layer = manifest.layers[at]
+        (extent,) = manifest.extents(layer, expert)
+        return _Part(manifest.files[extent.file].path, extent.offset, extent.length, layer, expert)
+    start = (index - manifest.n_experts) * _CHUNK_BYTES
+    length = min(_CHUNK_BYTES, manifest.spine_bytes - start)
+    return _Part(manifest.spine.path, start, length, SPINE_LAYER, SPINE_EXPERT, start // PAGE_BYTES)
+
+
 def _written(manifest: Manifest, done: int) -> int:
+    if done >= manifest.n_experts:
+        pieces = done - manifest.n_experts
+        return manifest.total_bytes + min(pieces * _CHUNK_BYTES, manifest.spine_bytes)
     layer, expert = divmod(done, manifest.experts)
-    partial = manifest.expert_bytes[layer] * expert if expert else 0
-    return manifest.experts * sum(manifest.expert_bytes[:layer]) + partial
+    return manifest.experts * sum(manifest.expert_bytes[:layer]) + manifest.expert_bytes[layer] * expert
 
 
 def _make_image(image: Path, manifest: Manifest, record: _Progress) -> None:
@@ -336,7 +395,7 @@ def _refuse_sparse(image: Path) -> None:
 
 
 def _disk_error(error: OSError, folder: Path, done_bytes: int, manifest: Manifest) -> MoetierError:
-    total = format_bytes(manifest.total_bytes)
+    total = format_bytes(manifest.stored_bytes)
     if error.errno in _FULL:
         return InputError(
             f"the device of {folder} is full after {format_bytes(done_bytes)} of {total}",
@@ -349,22 +408,28 @@ def _disk_error(error: OSError, folder: Path, done_bytes: int, manifest: Manifes
 
 
 class _Writer:
-    """Writes experts below ``root``, each thread from its own page-aligned buffer."""
+    """Writes parts below ``root``, each thread from its own page-aligned buffer."""
 
     def __init__(self, root: Path, manifest: Manifest) -> None:
         self._root = root
         self._manifest = manifest
         self._pages = Pages(manifest.pool_id)
         self._buffers = threading.local()
-        self._shared: int | None = None
+        self._shared: dict[str, int] = {}  # files of several parts, open
+        self._make(root / manifest.folder)
+        files = [manifest.spine] if manifest.spine is not None else []
         if manifest.layout == "one_file":
-            self._make(root / manifest.folder)
-            self._shared = self._open(root / manifest.files[0].path)
-            os.posix_fallocate(self._shared, 0, manifest.total_bytes)
+            files += manifest.files
         else:
             for layer in manifest.layers:
-                self._make(root / manifest.folder)
                 self._make(root / manifest.folder / f"{layer:03d}")
+        try:
+            for file in files:
+                self._shared[file.path] = self._open(root / file.path)
+                os.posix_fallocate(self._shared[file.path], 0, file.size_bytes)
+        except BaseException:
+            self.close()
+            raise
 
     @staticmethod
     def _make(folder: Path) -> None:
@@ -383,56 +448,60 @@ class _Writer:
             return os.open(path, _EXPERT_FLAGS | extra, 0o644)  # a file system without direct I/O
 
     def close(self) -> None:
-        """Close the shared file."""
-        if self._shared is not None:
-            os.close(self._shared)
+        """Close the files of several parts."""
+        for descriptor in self._shared.values():
+            with suppress(OSError):  # a full or failing device is told by who wrote to it
+                self._forget(descriptor)
+            os.close(descriptor)
+        self._shared = {}
 
     def _buffer(self) -> U64:
         if not hasattr(self._buffers, "words"):
-            size = min(_CHUNK_BYTES, max(self._manifest.expert_bytes))
+            size = min(_CHUNK_BYTES, max(*self._manifest.expert_bytes, self._manifest.spine_bytes))
             self._buffers.words = np.frombuffer(mmap.mmap(-1, size), dtype=np.uint64)  # mmap: aligned for direct I/O
         return self._buffers.words  # type: ignore[no-any-return]
 
     def write(self, index: int) -> None:
-        """Write the expert at place ``index``."""
-        at, expert = divmod(index, self._manifest.experts)
-        layer = self._manifest.layers[at]
-        (extent,) = self._manifest.extents(layer, expert)
-        if self._shared is not None:
-            self._fill(self._shared, extent.offset, layer, expert, extent.length)
+        """Write the part at place ``index``."""
+        part = _part(self._manifest, index)
+        if part.path in self._shared:
+            self._fill(self._shared[part.path], part)
             return
-        descriptor = self._open(self._root / self._manifest.files[extent.file].path, os.O_TRUNC)
+        descriptor = self._open(self._root / part.path, os.O_TRUNC)
         try:
-            self._fill(descriptor, 0, layer, expert, extent.length)
-            if not _DIRECT or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & _DIRECT:
-                os.fdatasync(descriptor)
-                os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+            self._fill(descriptor, part)
+            self._forget(descriptor)
         finally:
             os.close(descriptor)
 
-    def _fill(self, descriptor: int, offset: int, layer: int, expert: int, size: int) -> None:
+    @staticmethod
+    def _forget(descriptor: int) -> None:
+        """Leave nothing in the page cache where the file system knows no direct I/O."""
+        if not _DIRECT or not fcntl.fcntl(descriptor, fcntl.F_GETFL) & _DIRECT:
+            os.fdatasync(descriptor)
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+
+    def _fill(self, descriptor: int, part: _Part) -> None:
         buffer = self._buffer()
-        for start in range(0, size, buffer.nbytes):
-            part = buffer[: min(buffer.nbytes, size - start) // 8]
-            self._pages.fill(part, layer, expert, start // PAGE_BYTES)
-            data: memoryview = part.view(np.uint8).data
+        for start in range(0, part.length, buffer.nbytes):
+            words = buffer[: min(buffer.nbytes, part.length - start) // 8]
+            self._pages.fill(words, part.layer, part.expert, part.first_page + start // PAGE_BYTES)
+            data: memoryview = words.view(np.uint8).data
             done = 0
             while done < len(data):
-                done += os.pwrite(descriptor, data[done:], offset + start + done)
+                done += os.pwrite(descriptor, data[done:], part.offset + start + done)
 
 
 def _last_sound(root: Path, manifest: Manifest, done: int) -> int:
-    """Return how many experts really are there: the record's number, less those at its end that do not verify."""
+    """Return how many parts really are there: the record's number, less those at its end that do not verify."""
     pages = Pages(manifest.pool_id)
     while done:
-        at, expert = divmod(done - 1, manifest.experts)
-        layer = manifest.layers[at]
-        (extent,) = manifest.extents(layer, expert)
+        part = _part(manifest, done - 1)
         try:
-            data = read_pages(root / manifest.files[extent.file].path, extent.offset, extent.length)
+            data = read_pages(root / part.path, part.offset, part.length)
         except OSError:
             data = np.empty(0, dtype=np.uint64)
-        if data.nbytes == extent.length and pages.verify(data, layer, expert) is None:
+        if data.nbytes == part.length and pages.verify(data, part.layer, part.expert, part.first_page) is None:
             break
         done -= 1
     return done
@@ -452,19 +521,19 @@ def _sync(root: Path) -> None:
 def _write_all(root: Path, manifest: Manifest, record: _Progress, progress: Progress) -> tuple[int, int]:
     """Write what is missing; return (bytes kept, bytes written)."""
     first = _last_sound(root, manifest, record.done or 0)
-    kept, total = _written(manifest, first), manifest.total_bytes
+    kept, total, parts = _written(manifest, first), manifest.stored_bytes, _n_parts(manifest)
     done, synced = first, kept
     progress(kept, total)
     writer: _Writer | None = None
     try:
         writer = _Writer(root, manifest)
         with ThreadPoolExecutor(_WRITERS) as pool:
-            while done < manifest.n_experts:
-                batch = max(_WRITERS, _BATCH_BYTES // manifest.expert_bytes[done // manifest.experts])
-                until = min(done + batch, manifest.n_experts)
+            while done < parts:
+                batch = max(_WRITERS, _BATCH_BYTES // _part(manifest, done).length)
+                until = min(done + batch, manifest.n_experts if done < manifest.n_experts else parts)
                 list(pool.map(writer.write, range(done, until)))
                 done = until
-                if _written(manifest, done) - synced >= _SYNC_BYTES or done == manifest.n_experts:
+                if _written(manifest, done) - synced >= _SYNC_BYTES or done == parts:
                     _sync(root)
                     record.save(done)
                     synced = _written(manifest, done)

@@ -44,6 +44,37 @@ def test_creation_prints_the_dimensionless_numbers_layout_and_store(
     assert "already whole" in capsys.readouterr().out
 
 
+def test_a_throw_away_pool_with_a_spine_is_created_and_checked(
+    device_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = str(device_folder)
+    made = output(capsys, "pool", "create", *SMALL, "--spine", "100KB", "--throwaway", path)
+    assert (made["spine_bytes"], made["throwaway"]) == (102400, True)  # whole pages
+    assert (made["total_bytes"], made["written_bytes"]) == (393216, 393216 + 102400)
+    assert (device_folder / "spine.bin").stat().st_size == 102400
+    checked = output(capsys, "pool", "check", path)
+    assert (checked["spine_bytes_checked"], checked["faults"]) == (102400, [])
+    assert cli.main(["pool", "check", path]) == 0
+    assert "(393 KB), 102 KB of the spine and the size of every file checked" in capsys.readouterr().out
+    assert len(output(capsys, "pool", "map", path)["extents"]) == 12  # the experts' alone
+    assert cli.main(["pool", "create", *SMALL, "--spine", "100KB", "--throwaway", path]) == 0
+    text = capsys.readouterr().out
+    assert "spine: 102 KB (102400 bytes)" in text
+    assert "throw-away: measurements may write to it" in text
+    assert "already whole" in text
+
+
+def test_a_pool_has_no_spine_and_is_no_throw_away_one_unless_asked(
+    device_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = output(capsys, "pool", "create", *SMALL, str(device_folder))
+    assert (made["spine_bytes"], made["throwaway"]) == (0, False)
+    assert cli.main(["pool", "check", str(device_folder)]) == 0
+    assert "of the spine" not in capsys.readouterr().out
+    assert cli.main(["pool", "create", *SMALL, "--spine", "much", str(device_folder)]) == 2
+    assert "'much' is not a size" in capsys.readouterr().err
+
+
 def test_a_faulty_pool_is_exit_1_with_each_fault(device_folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     cli.main(["pool", "create", *SMALL, str(device_folder)])
     (device_folder / "experts" / "000" / "0002").unlink()

@@ -47,7 +47,30 @@ def test_an_expert_that_is_not_there_is_refused(layer: int, expert: int) -> None
         manifest().extents(layer, expert)
 
 
-@pytest.mark.parametrize("changed", [{}, {"layout": "one_file", "store": "image"}, {"expert_bytes": (4096, 4096)}])
+def test_a_spine_is_beside_the_experts_and_none_of_their_bytes() -> None:
+    pool = manifest(spine=PoolFile("spine.bin", 8192))
+    assert pool.files == manifest().files
+    assert pool.stored_files == (*pool.files, PoolFile("spine.bin", 8192))
+    assert (pool.total_bytes, pool.spine_bytes, pool.stored_bytes) == (36864, 8192, 45056)
+    assert (manifest().spine_bytes, manifest().stored_files) == (0, manifest().files)
+
+
+def test_a_manifest_without_spine_that_is_not_thrown_away_is_written_as_ever(tmp_path: Path) -> None:
+    content = yaml.safe_load(manifest().save(tmp_path).read_text())
+    assert content["format_version"] == 1
+    assert list(content)[-2:] == ["stamped", "synthetic"]
+    assert not {"spine", "throwaway"} & set(content)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {},
+        {"layout": "one_file", "store": "image"},
+        {"expert_bytes": (4096, 4096)},
+        {"spine": PoolFile("spine.bin", 39845888), "throwaway": True},
+    ],
+)
 def test_what_is_saved_is_loaded_and_private(tmp_path: Path, changed: dict[str, Any]) -> None:
     pool = manifest(**changed)
     path = pool.save(tmp_path)
@@ -82,6 +105,18 @@ def test_what_is_saved_is_loaded_and_private(tmp_path: Path, changed: dict[str, 
         ("stamped", "yes", "stamped is 'yes'; expected true or false"),
         ("format", "other", "format is 'other'"),
         ("format_version", 2, "format_version is 2"),
+        ("throwaway", "yes", "throwaway is 'yes'; expected true or false"),
+        ("spine", "spine.bin", "spine is 'spine.bin'; expected a mapping of file and bytes"),
+        ("spine", {"file": "spine.bin"}, "has no field 'spine.bytes'"),
+        ("spine", {"bytes": 4096}, "has no field 'spine.file'"),
+        ("spine", {"file": "spine.bin", "bytes": 5000}, "spine.bytes is 5000; expected a multiple of 4096"),
+        ("spine", {"file": "spine.bin", "bytes": 0}, "spine.bytes is 0; expected an integer from 4096"),
+        ("spine", {"file": "spine.bin", "bytes": True}, "spine.bytes is True"),
+        ("spine", {"file": "../spine.bin", "bytes": 4096}, "spine.file is '../spine.bin'; expected a relative path"),
+        ("spine", {"file": "/dev/sda", "bytes": 4096}, "spine.file is '/dev/sda'"),
+        ("spine", {"file": "experts/001/0001", "bytes": 4096}, "spine.file is .* expected a file of its own, beside"),
+        ("spine", {"file": "experts", "bytes": 4096}, "spine.file is 'experts'"),
+        ("spine", {"file": "pool.img", "bytes": 4096}, "spine.file is 'pool.img'"),
     ],
 )
 def test_a_wrong_field_is_named_with_what_was_seen(tmp_path: Path, field: str, value: object, message: str) -> None:

@@ -9,7 +9,7 @@ import zlib
 import numpy as np
 import pytest
 
-from pytest_moetier.pool.pages import Pages
+from pytest_moetier.pool.pages import SPINE_EXPERT, SPINE_LAYER, Pages
 
 PAGES = Pages(0x1122334455667788)
 
@@ -23,6 +23,15 @@ def filled(layer: int, expert: int, pages: int, first: int = 0) -> np.ndarray:
 def test_the_stamp_is_laid_out_as_the_replayer_reads_it() -> None:
     data = filled(3, 895, 3, first=100).tobytes()
     assert struct.unpack_from("<8sQIIQ", data, 4096) == (b"MOEPAGE1", 0x1122334455667788, 3, 895, 101)
+
+
+def test_a_spines_pages_are_stamped_as_no_layers() -> None:
+    data = filled(SPINE_LAYER, SPINE_EXPERT, 2, first=7)
+    assert struct.unpack_from("<8sQIIQ", data.tobytes(), 4096) == (b"MOEPAGE1", PAGES.pool_id, 0xFFFFFFFF, 0, 8)
+    assert PAGES.verify(data, SPINE_LAYER, SPINE_EXPERT, 7) is None
+    fault = PAGES.verify(filled(0, 0, 1), SPINE_LAYER, SPINE_EXPERT)
+    assert fault is not None
+    assert "layer 0, expert 0" in fault.seen
 
 
 def test_pages_do_not_compress_and_share_no_block() -> None:

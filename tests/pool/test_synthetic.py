@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import errno
+import mmap
 import os
 import re
 import signal
+import struct
 import subprocess
 import sys
 import textwrap
@@ -15,7 +17,7 @@ import pytest
 
 from pytest_moetier.errors import HarnessError, HostBusyError, InputError, UnsupportedHostError
 from pytest_moetier.host import loopdev
-from pytest_moetier.pool import synthetic
+from pytest_moetier.pool import check, synthetic
 from pytest_moetier.pool.check import check_pool
 from pytest_moetier.pool.manifest import MANIFEST_NAME
 from pytest_moetier.pool.opened import open_pool
@@ -106,6 +108,180 @@ def test_creating_the_same_pool_again_writes_nothing(device_folder: Path, shape:
         create_pool(device_folder, shape, seed=1)
 
 
+SPINE = 20 << 20  # two pieces of 8 MiB and one of 4
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("store", ["plain", "image"])
+def test_a_spine_lies_beside_the_experts_and_is_dropped_and_counted_apart(
+    device_folder: Path, shape: Shape, layout: str, store: str, request: pytest.FixtureRequest
+) -> None:
+    if store == "image":
+        request.getfixturevalue("needs_loop")
+    made = create_pool(device_folder, shape, layout=layout, store=store, spine_bytes=SPINE)
+    assert made.written_bytes == 393216 + SPINE
+    with open_pool(device_folder) as pool:
+        spine = pool.root / "spine.bin"
+        assert spine.stat().st_size == SPINE
+        assert spine.stat().st_blocks * 512 >= SPINE
+        assert pool.drop_cache() in {0, None}
+        assert pool.spine_resident_bytes() in {0, None}
+        with spine.open("rb") as file:
+            stamp = struct.unpack_from("<8sQIIQ", os.pread(file.fileno(), 4096, SPINE - 4096))
+        assert stamp == (b"MOEPAGE1", pool.manifest.pool_id, 0xFFFFFFFF, 0, SPINE // 4096 - 1)
+        spine.read_bytes()
+        assert pool.spine_resident_bytes() in {SPINE, None}
+        assert pool.resident_bytes() in {0, None}  # the experts' alone
+        assert pool.drop_cache() in {0, None}
+        assert pool.spine_resident_bytes() in {0, None}
+        found = check_pool(pool.root, pool.manifest, full=True)
+        assert (found.faults, found.spine_bytes_checked) == ((), SPINE)
+    again = create_pool(device_folder, shape, layout=layout, store=store, spine_bytes=SPINE)
+    assert (again.kept_bytes, again.written_bytes) == (393216 + SPINE, 0)
+    with pytest.raises(InputError, match="already holds the pool custom"):
+        create_pool(device_folder, shape, layout=layout, store=store)
+
+
+def test_creating_leaves_nothing_of_a_spine_in_the_page_cache(device_folder: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape, spine_bytes=SPINE)
+    with open_pool(device_folder) as pool:
+        assert pool.spine_resident_bytes() in {0, None}
+
+
+def test_a_spine_that_something_keeps_resident_is_reported(
+    device_folder: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    create_pool(device_folder, shape, spine_bytes=SPINE)
+    held = "pytest_moetier.host.residency.drop_file"
+    monkeypatch.setattr(held, lambda path: 2 << 20 if path.name == "spine.bin" else 0)
+    with open_pool(device_folder) as pool, pytest.raises(HarnessError, match=r"2\.1 MB of the pool stays"):
+        pool.drop_cache()
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        ("missing", r"file spine\.bin \(the spine\): No such file"),
+        ("short", r"file spine\.bin \(the spine\) has 4096 bytes, expected 20971520"),
+        ("link", r"file spine\.bin \(the spine\) is no plain file"),
+    ],
+)
+def test_a_missing_short_or_linked_spine_is_named_and_the_pool_not_opened(
+    device_folder: Path, shape: Shape, damage: str, message: str
+) -> None:
+    create_pool(device_folder, shape, spine_bytes=SPINE)
+    target = device_folder / "spine.bin"
+    if damage == "short":
+        os.truncate(target, 4096)
+    else:
+        target.unlink()
+        if damage == "link":
+            target.symlink_to("/etc/hostname")
+    with pytest.raises(InputError, match=message), open_pool(device_folder):
+        pass
+    with open_pool(device_folder, check_files=False) as pool:
+        assert re.search(message, check_pool(pool.root, pool.manifest).faults[0])
+
+
+def test_an_overwritten_page_of_a_spine_is_named(device_folder: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape, spine_bytes=SPINE)
+    with (device_folder / "spine.bin").open("r+b") as handle:
+        handle.seek(SPINE - 3 * 4096 + 1000)
+        handle.write(b"!")
+        os.fsync(handle.fileno())
+    with open_pool(device_folder) as pool:
+        (fault,) = check_pool(pool.root, pool.manifest).faults
+    assert fault.startswith(f"spine, page {SPINE // 4096 - 3} was overwritten: spine.bin holds")
+
+
+def test_a_large_spine_is_checked_by_a_sample_with_its_first_and_last_piece(
+    device_folder: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "_CHUNK_BYTES", 4096)
+    create_pool(device_folder, shape, spine_bytes=100 * 4096)
+    with open_pool(device_folder) as pool:
+        assert check_pool(pool.root, pool.manifest).spine_bytes_checked == 8 * 4096
+        assert check_pool(pool.root, pool.manifest, full=True).spine_bytes_checked == 100 * 4096
+        with (device_folder / "spine.bin").open("r+b") as handle:
+            handle.seek(99 * 4096)
+            handle.write(bytes(4096))
+            os.fsync(handle.fileno())
+        assert "page 99 was overwritten" in check_pool(pool.root, pool.manifest).faults[0]
+
+
+@pytest.mark.parametrize("size", [-4096, 5000])
+def test_a_spine_is_whole_pages(device_folder: Path, shape: Shape, size: int) -> None:
+    with pytest.raises(InputError, match=f"a spine of {size} bytes; expected 0 for none, or a multiple of 4096"):
+        create_pool(device_folder, shape, spine_bytes=size)
+
+
+def test_a_spine_leaves_the_experts_bytes_as_they_are_and_a_throw_away_pools_are_its_own(shape: Shape) -> None:
+    plain = plan_manifest(shape, layout="one_file", store="plain", seed=0)
+    assert plan_manifest(shape, layout="one_file", store="plain", seed=0, spine_bytes=4096).pool_id == plain.pool_id
+    thrown = plan_manifest(shape, layout="one_file", store="plain", seed=0, throwaway=True)
+    assert thrown.pool_id != plain.pool_id
+
+
+def test_too_little_room_for_the_spine_is_refused_before_anything_is_written(device_folder: Path, shape: Shape) -> None:
+    with pytest.raises(InputError, match=r"free; expected 1e?\S* \S*B for the rest of this pool"):
+        create_pool(device_folder, shape, spine_bytes=1 << 50)
+    assert not device_folder.exists()
+
+
+@pytest.mark.parametrize("store", ["plain", "image"])
+def test_a_throw_away_pool_is_written_to_when_asked(
+    device_folder: Path, shape: Shape, store: str, request: pytest.FixtureRequest
+) -> None:
+    if store == "image":
+        request.getfixturevalue("needs_loop")
+    create_pool(device_folder, shape, store=store, throwaway=True)
+    with open_pool(device_folder, writable=True) as pool:
+        assert pool.writable
+        path = pool.root / pool.manifest.files[3].path
+        with path.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapping:
+            mapping[:] = mapping[:]  # every page is dirty, and says what it said
+        assert pool.drop_cache() in {0, None}  # written out first
+        (pool.root / pool.manifest.files[4].path).write_bytes(b"x" * 32768)
+    assert not pool.loop or not pool.loop.attached
+    with open_pool(device_folder) as pool:  # it stays written
+        assert not pool.writable
+        (fault,) = check_pool(pool.root, pool.manifest).faults
+        assert fault.startswith("layer 0, expert 4, page 0 was overwritten")
+        if store == "image":
+            with pytest.raises(OSError, match="Read-only"):
+                (pool.root / pool.manifest.files[3].path).open("r+b")
+
+
+@pytest.mark.parametrize("store", ["plain", "image"])
+def test_any_other_pool_is_never_opened_for_writing(
+    device_folder: Path, shape: Shape, store: str, request: pytest.FixtureRequest
+) -> None:
+    if store == "image":
+        request.getfixturevalue("needs_loop")
+    create_pool(device_folder, shape, store=store)
+    with (
+        pytest.raises(InputError, match=r"no throw-away pool; expected .*; next: .*moetier pool create --throwaway"),
+        open_pool(device_folder, writable=True),
+    ):
+        pass
+
+
+@pytest.mark.usefixtures("needs_loop")
+def test_experts_of_16_mib_in_one_file_of_an_image_are_whole_and_where_the_manifest_says(device_folder: Path) -> None:
+    shape = resolve_shape("custom", layers=2, experts=2, k=1, expert_bytes="16MiB")
+    made = create_pool(device_folder, shape, layout="one_file", store="image")
+    assert made.written_bytes == 64 << 20
+    with open_pool(device_folder) as pool:
+        assert [file.path for file in pool.manifest.files] == ["experts/experts.bin"]
+        found = check_pool(pool.root, pool.manifest, full=True)
+        assert (found.experts_checked, found.bytes_checked, found.faults) == (4, 64 << 20, ())
+        with (pool.root / "experts" / "experts.bin").open("rb") as file:
+            for layer, expert, page in ((0, 1, 4095), (1, 0, 0), (1, 1, 2048)):
+                (extent,) = pool.manifest.extents(layer, expert)
+                stamp = struct.unpack_from("<8sQIIQ", os.pread(file.fileno(), 32, extent.offset + page * 4096))
+                assert stamp == (b"MOEPAGE1", pool.manifest.pool_id, layer, expert, page)
+
+
 KILLED = """
 import os, signal, sys
 from pathlib import Path
@@ -142,7 +318,58 @@ def test_a_killed_create_goes_on_where_it_was(
     assert sound(device_folder)
 
 
-def test_a_resumed_create_rewrites_experts_at_its_end_that_do_not_verify(device_folder: Path, shape: Shape) -> None:
+KILLED_IN_THE_SPINE = """
+import os, signal, sys
+from pathlib import Path
+from pytest_moetier.pool import synthetic
+from pytest_moetier.pool.profiles import resolve_shape
+synthetic._SYNC_BYTES = synthetic._BATCH_BYTES = 1 << 20
+def progress(done, total):
+    if done > total - (8 << 20):
+        os.kill(os.getpid(), signal.SIGKILL)
+shape = resolve_shape("custom", layers=2, experts=6, k=2, expert_bytes="32KiB")
+synthetic.create_pool(Path(sys.argv[1]), shape, store=sys.argv[2], spine_bytes=20 << 20, progress=progress)
+"""
+
+
+@pytest.mark.parametrize("store", ["plain", "image"])
+def test_a_create_that_was_killed_in_the_spine_goes_on_there(
+    device_folder: Path, shape: Shape, store: str, request: pytest.FixtureRequest
+) -> None:
+    if store == "image":
+        request.getfixturevalue("needs_loop")
+    script = [sys.executable, "-c", textwrap.dedent(KILLED_IN_THE_SPINE), str(device_folder), store]
+    assert subprocess.run(script, check=False).returncode == -signal.SIGKILL
+    assert not (device_folder / MANIFEST_NAME).exists()
+    with pytest.raises(InputError, match="unfinished pool of another"):
+        create_pool(device_folder, shape, store=store)
+    made = create_pool(device_folder, shape, store=store, spine_bytes=SPINE)
+    assert made.kept_bytes == 393216 + (16 << 20)
+    assert made.written_bytes == 4 << 20
+    assert sound(device_folder)
+
+
+def test_a_resumed_create_rewrites_pieces_of_the_spine_that_do_not_verify(device_folder: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape, spine_bytes=SPINE)
+    manifest = plan_manifest(shape, layout="file_per_expert", store="plain", seed=0, spine_bytes=SPINE)
+    (device_folder / MANIFEST_NAME).unlink()
+    kept = [device_folder / name for name in ("experts", "spine.bin")]
+    aside = [path.rename(device_folder.parent / f"aside-{path.name}") for path in kept]
+    synthetic._Progress.find(device_folder, manifest).save(15)  # noqa: SLF001
+    for path, place in zip(aside, kept, strict=True):
+        path.rename(place)
+    with (device_folder / "spine.bin").open("r+b") as handle:
+        handle.seek(SPINE - 1)
+        handle.write(b"!")
+        os.fsync(handle.fileno())
+    made = create_pool(device_folder, shape, spine_bytes=SPINE)
+    assert made.written_bytes == 4 << 20
+    assert sound(device_folder)
+
+
+def test_a_resumed_create_rewrites_experts_experts_at_its_end_that_do_not_verify(
+    device_folder: Path, shape: Shape
+) -> None:
     create_pool(device_folder, shape)
     manifest = plan_manifest(shape, layout="file_per_expert", store="plain", seed=0)
     (device_folder / MANIFEST_NAME).unlink()

@@ -1,0 +1,89 @@
+"""A pool that is made for one measurement and gone after it, also after kill -9 (at the next start)."""
+
+from __future__ import annotations
+
+import os
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pytest_moetier.errors import InputError
+from pytest_moetier.host import blockdev
+from pytest_moetier.host.restore import Journal
+from pytest_moetier.host.undo import PREFIX
+from pytest_moetier.pool.profiles import Shape
+from pytest_moetier.pool.synthetic import Progress, choose_store, create_pool, needed_bytes, plan_manifest
+from pytest_moetier.units import format_bytes
+
+
+@contextmanager
+def temporary_pool(  # noqa: PLR0913  (what a caller may choose, by keyword)
+    shape: Shape,
+    folder: Path,
+    journal: Journal,
+    *,
+    layout: str = "file_per_expert",
+    store: str = "auto",
+    seed: int = 0,
+    spine_bytes: int = 0,
+    throwaway: bool = False,
+    progress: Progress | None = None,
+) -> Iterator[Path]:
+    """Create a pool in a private folder of its own inside ``folder`` and remove it at the end; yield its path.
+
+    Args:
+        shape: its dimensions.
+        folder: an existing folder on a block device, such as the one that the session's pool is in.
+        journal: where the private folder is recorded before it is made.
+        layout: ``file_per_expert`` or ``one_file``.
+        store: ``image``, ``plain``, or ``auto``: an image where this host can have one.
+        seed: of its bytes.
+        spine_bytes: of dense weights in a file beside the experts, in whole pages; 0 for none.
+        throwaway: measurements may write to it.
+        progress: called with (bytes done, bytes in all) as it is written.
+
+    Raises:
+        InputError: no such folder, or too little room in it.
+        UnsupportedHostError: no block device below it (tmpfs), or no image can be had where one was asked for.
+    """
+    kind, _ = choose_store(store)
+    manifest = plan_manifest(shape, layout=layout, store=kind, seed=seed, spine_bytes=spine_bytes, throwaway=throwaway)
+    blockdev.devices_of(folder)  # refuses a tmpfs, and a folder that is not there
+    _check_room(folder, needed_bytes(manifest))
+    path = folder.absolute() / f"{PREFIX}pool-{os.getpid()}-{secrets.token_hex(6)}"
+    token = journal.record("folder", path=str(path))
+    try:
+        path.mkdir(mode=0o700)
+    except OSError as error:
+        journal.done(token)
+        raise InputError(
+            f"{path} cannot be made: {error.strerror}",
+            "a folder that may be written to, for a temporary pool",
+            f"ls -ld {path.parent}",
+        ) from error
+    try:
+        create_pool(
+            path,
+            shape,
+            layout=layout,
+            store=kind,
+            seed=seed,
+            spine_bytes=spine_bytes,
+            throwaway=throwaway,
+            progress=progress,
+        )
+        yield path
+    finally:
+        journal.undo(token)
+
+
+def _check_room(folder: Path, needed: int) -> None:
+    space = os.statvfs(folder)
+    free = space.f_bavail * space.f_frsize
+    if free < needed:
+        raise InputError(
+            f"{folder} has {format_bytes(free)} free",
+            f"{format_bytes(needed)} for a temporary pool",
+            "free some, or keep the session's pool on a larger device: temporary ones are made beside it",
+        )
