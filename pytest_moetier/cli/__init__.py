@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pytest_moetier import __version__
 from pytest_moetier.cli.doctor import add_doctor
 from pytest_moetier.cli.parsers import add_group
+from pytest_moetier.cli.plan import add_plan
 from pytest_moetier.cli.pool import add_pool
 from pytest_moetier.cli.say import note, silence_stdout
 from pytest_moetier.cli.simulate import add_simulate
@@ -23,6 +24,7 @@ def build_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
     add_pool(add_group(commands, "pool", "expert pools on a device: create, check, map"))
     add_trace(add_group(commands, "trace", "router traces: info, check, convert, merge, synth, formats"))
+    add_plan(add_group(commands, "plan", "advice of what will be read: predict, info, formats"))
     add_locality(commands)
     add_simulate(commands)
     add_doctor(commands)
