@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
@@ -10,6 +11,7 @@ import pytest
 
 from pytest_moetier.finding import metrics_of
 from pytest_moetier.fixtures import CellHandle, CurveHandle
+from pytest_moetier.units import Capacity
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -17,11 +19,38 @@ if TYPE_CHECKING:
     from pytest_moetier.campaign import CellResult
     from pytest_moetier.cell import Cell
 
+_ANY = Capacity.parse("100%")
+"""Stands for all capacities of one curve."""
+
 
 def test_capacity(moetier_cell: CellHandle) -> None:
     """One point of the curve: every round proved, and within the bounds of its own cell."""
     moetier_cell.measure()
     moetier_cell.judge()
+
+
+@pytest.mark.moetier(finding="capacity", default_capacity="17.7%,30.9%", mechanism="cgroup", workload="batch4")
+def test_batch(moetier_cell: CellHandle) -> None:
+    """Four streams merged, at one point of the curve."""
+    moetier_cell.measure()
+    moetier_cell.judge()
+
+
+def test_batch_against_single(moetier_curve: CurveHandle) -> None:
+    """A batch of four costs an accepted token no more time than one stream does, and its iterations vary less."""
+    singles = {replace(one.cell, workload="batch4"): one for one in moetier_curve.results if not _is_batch(one)}
+    pairs = [(one, singles[one.cell]) for one in moetier_curve.results if _is_batch(one) and one.cell in singles]
+    if not pairs:
+        moetier_curve.not_examined(
+            "no capacity was proved both for a batch of four streams and for one; expected such a pair;"
+            " next: pytest bench/ -k capacity, without narrowing the cells"
+        )
+    times = [moetier_curve.ratio("seconds_per_accepted_token", *pair) for pair in pairs]
+    values = {
+        "batch_time_per_token": max(times, key=lambda one: one.value),
+        "batch_variation": max(moetier_curve.ratio("iteration_variation", *pair).value for pair in pairs),
+    }
+    moetier_curve.conclude(values, [run for pair in pairs for one in pair for run in one.runs])
 
 
 def test_device_bytes_fall_with_capacity(moetier_curve: CurveHandle) -> None:
@@ -36,7 +65,7 @@ def test_amplification_falls_with_capacity(moetier_curve: CurveHandle) -> None:
 
 def test_mechanisms_agree(moetier_curve: CurveHandle) -> None:
     """At one capacity, all mechanisms read the same multiple of the nominal misses of their own observed residency."""
-    by_point = _groups(moetier_curve, "amplification", lambda cell: (cell.capacity, cell.mglru, cell.mode))
+    by_point = _groups(moetier_curve, "amplification", lambda cell: replace(cell, mechanism="cgroup"))
     shared = [results for results in by_point if len({one.cell.mechanism for one in results}) > 1]
     if not shared:
         moetier_curve.not_examined(
@@ -57,7 +86,7 @@ def _judge_monotone(curve: CurveHandle, name: str) -> None:
     The judged value is the largest ratio (larger capacity / smaller), after granting both points half their spread.
     """
     rises, runs = [], []
-    for results in _groups(curve, name, lambda cell: (cell.mechanism, cell.mglru, cell.mode)):
+    for results in _groups(curve, name, lambda cell: replace(cell, capacity=_ANY)):
         for smaller, larger in pairwise(metrics_of(one.runs)[name] for one in results):
             allowance = 1 + (smaller.spread + larger.spread) / 2
             rises.append(_rise(smaller.median, larger.median) / allowance)
@@ -70,9 +99,13 @@ def _judge_monotone(curve: CurveHandle, name: str) -> None:
     curve.conclude({f"{name}_largest_rise": max(rises)}, runs)
 
 
-def _groups(curve: CurveHandle, name: str, key: Callable[[Cell], tuple[object, ...]]) -> list[list[CellResult]]:
+def _is_batch(result: CellResult) -> bool:
+    return result.cell.workload == "batch4"
+
+
+def _groups(curve: CurveHandle, name: str, key: Callable[[Cell], Cell]) -> list[list[CellResult]]:
     """Return the proved cells that have metric ``name``, in groups of one ``key``, each by growing capacity."""
-    groups: dict[tuple[object, ...], list[CellResult]] = {}
+    groups: dict[Cell, list[CellResult]] = {}
     for result in curve.results:
         if name in metrics_of(result.runs):
             groups.setdefault(key(result.cell), []).append(result)

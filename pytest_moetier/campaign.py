@@ -10,7 +10,7 @@ import random
 import tempfile
 import time
 import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,21 +28,15 @@ from pytest_moetier.figures import Demand, figures_of
 from pytest_moetier.host.enforce import HostContext
 from pytest_moetier.host.restore import HostLock, Journal, recover
 from pytest_moetier.native import executable
-from pytest_moetier.plan import Plan, build_plan
-from pytest_moetier.pool.manifest import Manifest
-from pytest_moetier.pool.opened import inspect_pool, open_pool
+from pytest_moetier.plan import Plan, write_plan
+from pytest_moetier.pool.opened import OpenPool, inspect_pool, open_pool
+from pytest_moetier.pool.temporary import temporary_pool
 from pytest_moetier.progress import Progress, Reporter
 from pytest_moetier.proof import Proof, ProvedRun, examine
-from pytest_moetier.replay import Rig, Run, measure_cold_factor, plan_file, run_cell
+from pytest_moetier.replay import ListFile, OomRun, Rig, Run, measure_cold_factor, run_cell
 from pytest_moetier.replayer import ReplayOptions
-from pytest_moetier.trace.load import load_trace
-from pytest_moetier.trace.records import ORDERS, Trace
-from pytest_moetier.trace.synth import PRESETS, synth_trace
 from pytest_moetier.units import format_bytes
-
-SYNTHETIC_ITERATIONS = 100
-SYNTHETIC_SEED = 1
-"""The embedded trace is the same for every session, so that sessions compare."""
+from pytest_moetier.workloads import BUILDERS, TEMPORARY, Asked, Workload, single
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,8 +45,7 @@ class Settings:
 
     Attributes:
         pool: folder of the pool.
-        trace: a trace file, or None for the seeded synthetic trace over the pool's own dimensions.
-        iterations: engine iterations a pass, 0 for the whole trace.
+        asked: traces, iterations and advice.
         rounds: repetitions of every cell.
         seed: seed of the random order.
         threads: reader threads.
@@ -60,11 +53,11 @@ class Settings:
         stamps: ``full``, ``ends`` or ``none``.
         stop_early: stop measuring at the first run that is not proved.
         wait_seconds: how long to wait for another bench that holds the host.
+        compute_seconds: a compute phase at the end of every iteration; 0 for none.
     """
 
     pool: Path
-    trace: Path | None
-    iterations: int
+    asked: Asked
     rounds: int
     seed: int
     threads: int
@@ -72,6 +65,7 @@ class Settings:
     stamps: str = "full"
     stop_early: bool = False
     wait_seconds: float = 0.0
+    compute_seconds: float = 0.0
 
 
 @dataclass(slots=True)
@@ -79,7 +73,8 @@ class CellResult:
     """What a campaign found for one cell.
 
     ``runs`` are proved; ``invalid`` says why a run was not; ``skipped`` says why the host cannot examine the cell;
-    ``broken`` is what our own machinery died of. ``proofs`` has the proof of every finished run, proved or not.
+    ``broken`` is what our own machinery died of. ``proofs`` has the proof of every finished run, proved or not,
+    ``lists`` the tables and the advice that the cell was given.
     """
 
     cell: Cell
@@ -89,6 +84,7 @@ class CellResult:
     skipped: MoetierError | None = None
     broken: MoetierError | None = None
     warnings: list[str] = field(default_factory=list)
+    lists: list[ListFile] = field(default_factory=list)
 
     @property
     def proved(self) -> bool:
@@ -116,6 +112,17 @@ class Context:
     threads: int
     seed: int
     cold_factor: float | None
+    workload: str = "single"
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    """What a session holds while it measures: the lock and the journal are on its stack."""
+
+    journal: Journal
+    folder: Path
+    balloon: Path
+    single: Workload | None
 
 
 class Campaign:
@@ -125,18 +132,32 @@ class Campaign:
         """Remember what to do; nothing on the host is touched before :meth:`measure`."""
         self.settings = settings
         self.results: dict[str, CellResult] = {}
-        self.context: Context | None = None
+        self.contexts: dict[str, Context] = {}
         self.notes: list[str] = []
         self._report = report
         self._stack = ExitStack()
-        self._rig: Rig | None = None
+        self._host: _Host | None = None
+        self._pool: OpenPool | None = None
+        self._rigs: dict[str, Rig] = {}
+        self._sources: dict[str, str] = {}
         self._refusal: MoetierError | None = None
-        self._demands: dict[str, Demand] = {}
-        self._trace_source = ""
+        self._refusals: dict[str, MoetierError] = {}
+        self._demands: dict[tuple[str, str], Demand] = {}
+
+    @property
+    def context(self) -> Context | None:
+        """What the session's own pool and trace are; that of another workload where they were not measured."""
+        return self.contexts.get("single") or next(iter(self.contexts.values()), None)
+
+    def context_of(self, cell: Cell) -> Context | None:
+        """Return what the numbers of ``cell`` rest on, None before it was measured."""
+        return self.contexts.get(cell.workload)
 
     def close(self) -> None:
-        """Give the host back: pool, lock, journal. Safe to call twice."""
-        self._rig = None
+        """Give the host back: pools, lock, journal. Safe to call twice."""
+        self._host = None
+        self._rigs.clear()
+        self._pool = None
         self._stack.close()
 
     def measure(self, cells: Sequence[Cell]) -> Mapping[str, CellResult]:
@@ -157,7 +178,7 @@ class Campaign:
             raise self._refusal
         try:
             with _our_errors():
-                rig = self._set_up()
+                self._set_up(fresh.values())
         except MoetierError as error:
             self._refusal = error
             self.close()
@@ -172,7 +193,7 @@ class Campaign:
             if not result.over:
                 # Cells that turned out not to be measurable here are neither done nor left.
                 left = sum(not results[one.id].over for _, one in order[place:])
-                self._one(rig, result, round_index, place, self._teller(started, done, done + left, cell))
+                self._one(result, round_index, place, self._teller(started, done, done + left, cell))
                 done += not result.over
             if self.settings.stop_early and (result.invalid or result.broken):
                 self._stop(results)
@@ -186,13 +207,12 @@ class Campaign:
             for cell in shuffled:
                 yield round_index, cell
 
-    def _one(
-        self, rig: Rig, result: CellResult, round_index: int, order: int, tell: Callable[[str, int], None]
-    ) -> None:
+    def _one(self, result: CellResult, round_index: int, order: int, tell: Callable[[str, int], None]) -> None:
         """Measure and prove one run, and file what came of it."""
         try:
             with _our_errors():
-                demand = self._demand(rig, result.cell.mode, tell)
+                rig = self._rig(result.cell.workload, tell)
+                demand = self._demand(rig, result.cell, tell)
                 result.warnings = list(_warnings(result.cell, rig, demand))
                 run = run_cell(rig, result.cell, round_index=round_index, order=order, progress=tell)
         except (UnsupportedHostError, HostBusyError) as error:
@@ -205,10 +225,12 @@ class Campaign:
             self._prove(run, demand, result)
 
     @staticmethod
-    def _prove(run: Run, demand: Demand, result: CellResult) -> None:
+    def _prove(run: Run | OomRun, demand: Demand, result: CellResult) -> None:
         figures = figures_of(run, demand)
         proof = examine(run, demand, figures)
         result.proofs.append(proof)
+        if isinstance(run, Run):
+            result.lists = [one for one in (run.table, run.advice) if one is not None]
         try:
             proof.require()
         except AccountingError as error:
@@ -216,15 +238,18 @@ class Campaign:
         else:
             result.runs.append(ProvedRun(run, figures, proof))
 
-    def _demand(self, rig: Rig, mode: str, tell: Callable[[str, int], None]) -> Demand:
-        """Return the demand of the plan read in ``mode``; its cold factor is measured once."""
-        if mode not in self._demands:
+    def _demand(self, rig: Rig, cell: Cell, tell: Callable[[str, int], None]) -> Demand:
+        """Return the demand of the plan read in the cell's mode; its cold factor is measured once."""
+        mode = cell.reading
+        # A mode that reads nothing of its own into the page cache has the cold factor of the way its misses are read.
+        native = "page_cache" if mode.arena or mode.writes else "direct" if not mode.cached else mode.native
+        key = (cell.workload, native)
+        if key not in self._demands:
             tell("measuring the cold factor", 0)
-            factor = measure_cold_factor(rig, mode, rig.plan_path.parent)
-            self._demands[mode] = Demand.of(rig.plan, factor)
-            if self.context is None:
-                self.context = self._context(rig, factor)
-        return self._demands[mode]
+            factor = measure_cold_factor(rig, native, rig.plan_path.parent)
+            self._demands[key] = Demand.of(rig.plan, factor)
+            self.contexts.setdefault(cell.workload, self._context(rig, cell.workload, factor))
+        return self._demands[key]
 
     def _stop(self, results: Mapping[str, CellResult]) -> None:
         for result in results.values():
@@ -234,68 +259,110 @@ class Campaign:
                 )
 
     def _teller(self, started: float, done: int, total: int, cell: Cell) -> Callable[[str, int], None]:
-        iterations = self._rig.plan.n_iterations if self._rig else 0
-
         def tell(phase: str, iteration: int) -> None:
+            rig = self._rigs.get(cell.workload)
             elapsed = time.monotonic() - started
-            self._report(Progress(done, total, cell, phase, iteration, iterations, elapsed))
+            self._report(Progress(done, total, cell, phase, iteration, rig.plan.n_iterations if rig else 0, elapsed))
 
         return tell
 
-    def _set_up(self) -> Rig:
-        """Take the host, undo what a killed run left, open the pool and write the plan; once per session."""
-        if self._rig is not None:
-            return self._rig
+    def _set_up(self, cells: Iterable[Cell]) -> _Host:
+        """Take the host and undo what a killed run left; once per session."""
+        if self._host is not None:
+            return self._host
         stack = self._stack
         balloon = executable("moetier-balloon")
-        # What the user gave is read first: a bad trace is said at once, not after waiting for the host.
-        manifest = inspect_pool(self.settings.pool)
-        trace = self._trace(manifest)
-        plan = build_plan(trace, manifest, self.settings.iterations or None)
+        manifest, workload = None, None
+        if any(cell.workload not in TEMPORARY for cell in cells):
+            # What the user gave is read first: a bad trace is said at once, not after waiting for the host.
+            manifest = inspect_pool(self.settings.pool)
+            workload = single(manifest, self.settings.asked)
         self._report(Progress(0, 0, None, "waiting for the host", 0, 0, 0.0))
         stack.enter_context(HostLock(self.settings.wait_seconds))
         self.notes += recover()
         journal = stack.enter_context(Journal())
-        pool = stack.enter_context(open_pool(self.settings.pool, journal))
-        if pool.manifest != manifest:
-            raise HostBusyError(
-                f"the manifest of {self.settings.pool} changed while this session waited",
-                "a pool that stays as it is",
-                "run the same command again",
-            )
         folder = stack.enter_context(_temporary_folder(journal))
-        path = stack.enter_context(plan_file(plan, folder))
-        self._trace_source = f"{trace.source}; within a pass: {ORDERS[trace.order]}"
-        self.notes += [f"trace: {self._trace_source}", *trace.warnings]
-        options = ReplayOptions(threads=self.settings.threads, stamps=self.settings.stamps)
-        host = HostContext(
-            journal=journal,
-            reserve_bytes=self.settings.reserve_bytes,
-            pool_files=len(plan.files),
-            balloon=balloon,
-        )
-        self._rig = Rig(pool=pool, plan=plan, plan_path=path, host=host, options=options)
-        return self._rig
+        self._host = _Host(journal, folder, balloon, workload)
+        if manifest is not None:
+            self._pool = stack.enter_context(open_pool(self.settings.pool, journal))
+            if self._pool.manifest != manifest:
+                raise HostBusyError(
+                    f"the manifest of {self.settings.pool} changed while this session waited",
+                    "a pool that stays as it is",
+                    "run the same command again",
+                )
+        return self._host
 
-    def _trace(self, manifest: Manifest) -> Trace:
-        if self.settings.trace is not None:
-            return load_trace(self.settings.trace)
-        return synth_trace(
-            manifest.profile if manifest.profile in PRESETS else "kimi-k3",
-            layers=len(manifest.layers),
-            experts=manifest.experts,
-            k=manifest.k,
-            iterations=self.settings.iterations or SYNTHETIC_ITERATIONS,
-            seed=SYNTHETIC_SEED,
+    def _rig(self, word: str, tell: Callable[[str, int], None]) -> Rig:
+        """Return what a workload is replayed with, made on first use; one that cannot be made is refused every time."""
+        if word in self._refusals:
+            raise self._refusals[word]
+        if word not in self._rigs:
+            try:
+                assert self._host is not None  # noqa: S101 - set up before the first cell
+                self._rigs[word] = self._made(word, self._host, tell)
+            except MoetierError as error:
+                self._refusals[word] = error
+                raise
+        return self._rigs[word]
+
+    def _made(self, word: str, host: _Host, tell: Callable[[str, int], None]) -> Rig:
+        pool = self._pool_of(word, host, tell)
+        asked = self.settings.asked
+        workload = (host.single if word == "single" else None) or BUILDERS[word](pool.manifest, asked)
+        path = host.folder / f"{word}.plan"
+        write_plan(workload.plan, path)
+        self._sources[word] = workload.source
+        head = "trace" if word == "single" else f"workload {word}"
+        self.notes += [f"{head}: {workload.source}", *workload.warnings]
+        known: dict[str, ListFile] = {}
+
+        def list_file(wanted: str) -> ListFile:
+            if wanted not in known:
+                known[wanted] = workload.write_list(wanted, host.folder)
+            return known[wanted]
+
+        return Rig(
+            pool=pool,
+            plan=workload.plan,
+            plan_path=path,
+            host=HostContext(
+                journal=host.journal,
+                reserve_bytes=self.settings.reserve_bytes,
+                pool_files=len(workload.plan.files),
+                balloon=host.balloon,
+            ),
+            options=ReplayOptions(
+                threads=self.settings.threads,
+                stamps=self.settings.stamps,
+                compute_seconds=self.settings.compute_seconds,
+            ),
+            accepted_tokens=workload.accepted_tokens,
+            list_file=list_file,
         )
 
-    def _context(self, rig: Rig, cold_factor: float | None) -> Context:
+    def _pool_of(self, word: str, host: _Host, tell: Callable[[str, int], None]) -> OpenPool:
+        """Return the pool of a workload: the session's, or one that is made now and removed at the end."""
+        if word not in TEMPORARY and self._pool is not None:
+            return self._pool
+        tell("making a temporary pool", 0)
+        how = TEMPORARY[word]
+        beside = self.settings.pool.resolve()
+        folder = next(one for one in beside.parents if one.is_dir())
+        path = self._stack.enter_context(
+            temporary_pool(
+                how.shape(), folder, host.journal, layout=how.layout, spine_bytes=how.spine_bytes, throwaway=True
+            )
+        )
+        return self._stack.enter_context(open_pool(path, host.journal, writable=True))
+
+    def _context(self, rig: Rig, word: str, cold_factor: float | None) -> Context:
         manifest, plan = rig.pool.manifest, rig.plan
         return Context(
-            pool=str(self.settings.pool),
+            pool=str(self.settings.pool if word not in TEMPORARY else f"temporary, {manifest.name}"),
             pool_id=f"{manifest.pool_id:016x}",
             pool_bytes=manifest.total_bytes,
-            trace=self._trace_source,
+            trace=self._sources[word],
             synthetic_trace=plan.synthetic_trace,
             synthetic_pool=manifest.synthetic,
             plan_crc=_crc(plan),
@@ -303,6 +370,7 @@ class Campaign:
             threads=self.settings.threads,
             seed=self.settings.seed,
             cold_factor=cold_factor,
+            workload=word,
         )
 
 

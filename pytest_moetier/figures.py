@@ -7,13 +7,16 @@ target and not the cache (paper section 2); the column at C is kept beside it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from statistics import fmean
+from statistics import fmean, pstdev
 
 import numpy as np
 
+from pytest_moetier.fidelity import Fidelity, fidelity_of
 from pytest_moetier.plan import Plan
-from pytest_moetier.replay import Run
+from pytest_moetier.replay import OomRun, Run
+from pytest_moetier.replayer import Prefetched
 from pytest_moetier.simulate import LruCurve, belady_page_bound, lru_curve
 
 
@@ -50,47 +53,76 @@ class Demand:
         return self.plan.total_bytes // self.plan.n_iterations
 
 
+FAIR_SHARE = 0.4
+"""Share of the iterations, the last ones, that a table of the trace's own past has not seen (paper section 3)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """The figures of one run; ``None`` where the host could not observe one.
+    """The figures of one run; ``None`` where the host could not observe one, or the cell has no such thing.
 
     ``_bytes`` are per engine iteration unless the name says otherwise; ``seconds_per_iteration`` is CLOCK_MONOTONIC of
-    the replayer. ``amplification`` is device bytes / nominal misses at ``observed_capacity_bytes``, the mean residency
-    of the pool over the measured pass; ``amplification_at_c`` has the nominal misses at C (the paper's column).
+    the replayer. ``amplification`` is device bytes / nominal misses at ``observed_capacity_bytes``: the mean residency
+    of the pool over the measured pass and the mode's own memory; ``amplification_at_c`` has the nominal misses at C
+    (the paper's column). ``demand_served`` is the share of the demand that was in memory before it was asked for, in
+    the page cache or in the mode's own memory. ``fair_device_bytes`` is of the last 40% of the iterations.
     """
 
     seconds_per_iteration: float
-    logical_bytes: float
-    device_bytes: float | None
-    hit_bytes: float | None
-    nominal_bytes_at_c: float
-    nominal_bytes: float | None
-    belady_bytes: float | None
-    amplification: float | None
-    amplification_at_c: float | None
-    amplification_over_belady: float | None
-    observed_capacity_bytes: float | None
-    largest_residency_bytes: int | None
-    third_ratios: tuple[float, ...]
-    scan_kswapd_pages: int | None
-    steal_kswapd_pages: int | None
-    scan_direct_pages: int | None
-    steal_direct_pages: int | None
-    scan_memcg_pages: int | None
-    steal_memcg_pages: int | None
-    refault_file_pages: int | None
-    psi_some_share: float | None
-    psi_full_share: float | None
-    device_bytes_per_second: float | None
+    logical_bytes: float | None = None
+    device_bytes: float | None = None
+    hit_bytes: float | None = None
+    held_bytes: float | None = None
+    demand_served: float | None = None
+    fair_device_bytes: float | None = None
+    nominal_bytes_at_c: float | None = None
+    nominal_bytes: float | None = None
+    belady_bytes: float | None = None
+    amplification: float | None = None
+    amplification_at_c: float | None = None
+    amplification_over_belady: float | None = None
+    observed_capacity_bytes: float | None = None
+    largest_holding_bytes: int | None = None
+    third_ratios: tuple[float, ...] = ()
+    seconds_per_accepted_token: float | None = None
+    device_bytes_per_accepted_token: float | None = None
+    iteration_variation: float | None = None
+    cpu_seconds_per_iteration: float | None = None
+    major_faults: float | None = None
+    minor_faults: float | None = None
+    preload_bytes: int | None = None
+    written_bytes: float | None = None
+    advice_recall: float | None = None
+    prefetch: Prefetched | None = None
+    fidelity: Fidelity | None = None
+    oom_kills: int | None = None
+    iterations_before_oom: int | None = None
+    scan_kswapd_pages: int | None = None
+    steal_kswapd_pages: int | None = None
+    scan_direct_pages: int | None = None
+    steal_direct_pages: int | None = None
+    scan_memcg_pages: int | None = None
+    steal_memcg_pages: int | None = None
+    refault_file_pages: int | None = None
+    psi_some_share: float | None = None
+    psi_full_share: float | None = None
+    device_bytes_per_second: float | None = None
 
 
-def figures_of(run: Run, demand: Demand) -> Figures:
+def figures_of(run: Run | OomRun, demand: Demand) -> Figures:
     """Return the figures of ``run`` against the simulated demand of its plan."""
+    if isinstance(run, OomRun):
+        return Figures(
+            seconds_per_iteration=run.seconds / max(1, run.iterations),
+            oom_kills=None if run.scope is None else run.scope.oom_kills,
+            iterations_before_oom=run.iterations,
+        )
     measured, interval = run.measured, run.interval
     n = len(measured.iterations)
     device = interval.device_read_bytes
-    residencies = [one.resident_bytes for one in measured.residencies]
-    observed = fmean(residencies) if residencies else None
+    own = run.output.ready.budgeted_bytes
+    holdings = [one.resident_bytes + own for one in measured.residencies]
+    observed = fmean(holdings) if holdings else None
     nominal = None if observed is None else demand.nominal_bytes(observed)
     at_c = demand.nominal_bytes(run.capacity_bytes)
     belady = None if observed is None else demand.belady_bytes(observed)
@@ -99,6 +131,9 @@ def figures_of(run: Run, demand: Demand) -> Figures:
         logical_bytes=measured.bytes / n,
         device_bytes=_per(device, n),
         hit_bytes=_per(measured.hit_bytes, n),
+        held_bytes=_per(measured.held_bytes, n),
+        demand_served=_served(run),
+        fair_device_bytes=_fair(run),
         nominal_bytes_at_c=at_c / n,
         nominal_bytes=_per(nominal, n),
         belady_bytes=_per(belady, n),
@@ -106,8 +141,20 @@ def figures_of(run: Run, demand: Demand) -> Figures:
         amplification_at_c=_ratio(device, at_c),
         amplification_over_belady=_ratio(device, belady),
         observed_capacity_bytes=observed,
-        largest_residency_bytes=max(residencies, default=None),
+        largest_holding_bytes=max(holdings, default=None),
         third_ratios=_thirds(run, demand, observed),
+        seconds_per_accepted_token=measured.wall_seconds / run.accepted_tokens,
+        device_bytes_per_accepted_token=_per(device, run.accepted_tokens),
+        iteration_variation=_variation([one.wall_seconds for one in measured.iterations]),
+        cpu_seconds_per_iteration=(measured.user_seconds + measured.system_seconds) / n,
+        major_faults=measured.major_faults / n,
+        minor_faults=measured.minor_faults / n,
+        preload_bytes=run.output.own.preload_bytes if run.output.own else None,
+        written_bytes=_per(interval.device_written_bytes, n) if run.cell.reading.writes else None,
+        advice_recall=run.advice.recall if run.advice else None,
+        prefetch=measured.prefetch,
+        fidelity=_fidelity(run, demand.plan),
+        oom_kills=run.exit.scope.oom_kills if run.cell.expects_oom and run.exit.scope else None,
         scan_kswapd_pages=interval.pgscan_kswapd,
         steal_kswapd_pages=interval.pgsteal_kswapd,
         scan_direct_pages=interval.pgscan_direct,
@@ -119,6 +166,33 @@ def figures_of(run: Run, demand: Demand) -> Figures:
         psi_full_share=_ratio(interval.psi_full_us, interval.seconds * 1e6),
         device_bytes_per_second=_ratio(device, interval.seconds),
     )
+
+
+def _served(run: Run) -> float | None:
+    """Return the share of the demand that was in memory before each read; None where residency was not observed."""
+    measured = run.measured
+    if measured.hit_bytes is None:
+        return None
+    return (measured.hit_bytes + (measured.held_bytes or 0)) / measured.bytes
+
+
+def _fair(run: Run) -> float | None:
+    device = [one.device_read_bytes for one in run.measured.iterations]
+    last = device[len(device) - max(1, int(len(device) * FAIR_SHARE)) :]
+    return None if None in last else fmean(one or 0 for one in last)
+
+
+def _variation(seconds: Sequence[float]) -> float | None:
+    """Return the standard deviation of the iterations' times over their mean."""
+    return pstdev(seconds) / fmean(seconds) if len(seconds) > 1 else None
+
+
+def _fidelity(run: Run, plan: Plan) -> Fidelity | None:
+    """Return what the kernel kept against what LRU and Belady would; None for a mode that keeps for itself."""
+    resident = run.measured.resident_by_expert
+    if not resident or run.output.ready.budgeted_bytes or not sum(resident):
+        return None
+    return fidelity_of(plan, np.array(resident, dtype=np.uint64), passes=len(run.output.passes))
 
 
 def _per(total: float | None, n: int) -> float | None:

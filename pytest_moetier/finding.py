@@ -49,12 +49,24 @@ class Metric:
         return (max(self.values) - min(self.values)) / middle if middle else 0.0
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """A value with the least and the most that the rounds gave: a bound that lies between cannot be told."""
+
+    low: float
+    value: float
+    high: float
+
+
 # name -> unit, better, where it comes from. Bytes are per engine iteration unless the unit says otherwise.
-_METRICS: dict[str, tuple[str, str, Callable[[Figures], float | None]]] = {
+_METRICS: dict[str, tuple[str, str, Callable[[Figures], Any]]] = {
     "seconds_per_iteration": ("s/iteration", "lower", lambda f: f.seconds_per_iteration),
     "device_bytes": ("B/iteration", "lower", lambda f: f.device_bytes),
     "logical_bytes": ("B/iteration", "neither", lambda f: f.logical_bytes),
+    "fair_device_bytes": ("B/iteration", "lower", lambda f: f.fair_device_bytes),
     "hit_bytes": ("B/iteration", "higher", lambda f: f.hit_bytes),
+    "held_bytes": ("B/iteration", "higher", lambda f: f.held_bytes),
+    "demand_served": ("share", "higher", lambda f: f.demand_served),
     "nominal_bytes": ("B/iteration", "neither", lambda f: f.nominal_bytes),
     "nominal_bytes_at_c": ("B/iteration", "neither", lambda f: f.nominal_bytes_at_c),
     "belady_bytes": ("B/iteration", "neither", lambda f: f.belady_bytes),
@@ -62,6 +74,29 @@ _METRICS: dict[str, tuple[str, str, Callable[[Figures], float | None]]] = {
     "amplification_at_c": ("device/nominal", "lower", lambda f: f.amplification_at_c),
     "amplification_over_belady": ("device/belady", "lower", lambda f: f.amplification_over_belady),
     "observed_capacity_bytes": ("B", "neither", lambda f: f.observed_capacity_bytes),
+    "seconds_per_accepted_token": ("s/token", "lower", lambda f: f.seconds_per_accepted_token),
+    "device_bytes_per_accepted_token": ("B/token", "lower", lambda f: f.device_bytes_per_accepted_token),
+    "iteration_variation": ("share of mean", "lower", lambda f: f.iteration_variation),
+    "cpu_seconds_per_iteration": ("s/iteration", "lower", lambda f: f.cpu_seconds_per_iteration),
+    "major_faults": ("faults/iteration", "lower", lambda f: f.major_faults),
+    "minor_faults": ("faults/iteration", "lower", lambda f: f.minor_faults),
+    "preload_bytes": ("B", "neither", lambda f: f.preload_bytes),
+    "written_bytes": ("B/iteration", "lower", lambda f: f.written_bytes),
+    "advice_recall": ("share", "higher", lambda f: f.advice_recall),
+    "prefetch_submitted": ("lists", "neither", lambda f: f.prefetch and f.prefetch.submitted),
+    "prefetch_completed": ("lists", "higher", lambda f: f.prefetch and f.prefetch.completed),
+    "prefetch_overwritten": ("lists", "lower", lambda f: f.prefetch and f.prefetch.overwritten),
+    "prefetch_asked_bytes": ("B", "neither", lambda f: f.prefetch and f.prefetch.asked_bytes),
+    "prefetch_resident_before_bytes": ("B", "neither", lambda f: f.prefetch and f.prefetch.resident_before_bytes),
+    "prefetch_became_resident_bytes": ("B", "higher", lambda f: f.prefetch and f.prefetch.became_resident_bytes),
+    "prefetch_read_bytes": ("B", "neither", lambda f: f.prefetch and f.prefetch.read_bytes),
+    "lru_overlap": ("share", "neither", lambda f: f.fidelity and f.fidelity.lru_overlap),
+    "belady_overlap": ("share", "neither", lambda f: f.fidelity and f.fidelity.belady_overlap),
+    "lru_belady_overlap": ("share", "neither", lambda f: f.fidelity and f.fidelity.lru_belady_overlap),
+    "random_overlap": ("share", "neither", lambda f: f.fidelity and f.fidelity.random_overlap),
+    "partial_experts": ("experts", "lower", lambda f: f.fidelity and f.fidelity.partial_experts),
+    "oom_kills": ("kills", "neither", lambda f: f.oom_kills),
+    "iterations_before_oom": ("iterations", "neither", lambda f: f.iterations_before_oom),
     "scan_kswapd_pages": ("pages", "lower", lambda f: f.scan_kswapd_pages),
     "steal_kswapd_pages": ("pages", "neither", lambda f: f.steal_kswapd_pages),
     "scan_direct_pages": ("pages", "lower", lambda f: f.scan_direct_pages),
@@ -222,12 +257,13 @@ class Judgement:
         return f"{self.bound.value} is {seen}, expected {self.bound.text} ({self.bound.source}){self.reason}"
 
 
-def judge(bound: Bound, value: float | None, runs: Iterable[ProvedRun], reason: str = "") -> Judgement:
+def judge(bound: Bound, value: float | Span | None, runs: Iterable[ProvedRun], reason: str = "") -> Judgement:
     """Return the verdict on ``bound`` for ``value``, measured by ``runs``.
 
     Args:
         bound: what is claimed.
-        value: the measured value, or None when it could not be had (then ``reason`` says why).
+        value: the measured value, a span of the rounds' values that the bound must not fall into, or None when it could
+            not be had (then ``reason`` says why).
         runs: the proved runs that the value rests on.
         reason: why there is no value.
     """
@@ -237,8 +273,17 @@ def judge(bound: Bound, value: float | None, runs: Iterable[ProvedRun], reason: 
         for name in bound.needs:
             state = next((one.state for one in run.proof.invariants if one.name == name), "held")
             if state != "held":
-                return Judgement(bound, value, NOT_EXAMINED, f": invariant {name} is {state}")
-    return Judgement(bound, value, SUPPORTED if bound.holds(value) else REFUTED, "")
+                seen = value.value if isinstance(value, Span) else value
+                return Judgement(bound, seen, NOT_EXAMINED, f": invariant {name} is {state}")
+    if not isinstance(value, Span):
+        return Judgement(bound, value, SUPPORTED if bound.holds(value) else REFUTED, "")
+    said = f": {value.low:.4g} to {value.high:.4g} over the rounds"
+    low, high = bound.minimum, bound.maximum
+    if bound.holds(value.low) and bound.holds(value.high):
+        return Judgement(bound, value.value, SUPPORTED, said)
+    if (low is not None and value.high < low) or (high is not None and value.low > high):
+        return Judgement(bound, value.value, REFUTED, said)
+    return Judgement(bound, value.value, NOT_EXAMINED, f"{said}, which cannot tell")
 
 
 def bounds_for(bounds: Iterable[Bound], cell: Cell | Sequence[str] | None) -> list[Bound]:

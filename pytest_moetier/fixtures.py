@@ -12,6 +12,7 @@ import contextlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from statistics import median
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
@@ -19,12 +20,12 @@ import pytest
 from pytest_moetier.errors import AccountingError, InputError, MoetierError, UnsupportedHostError
 from pytest_moetier.routing import OWN, UNITS
 from pytest_moetier.settings import option, session_of
-from pytest_moetier.verdicts import About, Handle, Judge, MoetierSession
+from pytest_moetier.verdicts import About, Handle, Judge, MoetierSession, cells_of
 
 if TYPE_CHECKING:
     from pytest_moetier.campaign import CellResult
     from pytest_moetier.cell import Cell
-    from pytest_moetier.finding import Metric
+    from pytest_moetier.finding import Metric, Span
     from pytest_moetier.routing import HitRates, Study, Subject
     from pytest_moetier.trace.locality import Locality
     from pytest_moetier.trace.records import Trace
@@ -47,9 +48,9 @@ class CellHandle(Handle):
         result: CellResult,
         benchmark: Any,  # noqa: ANN401 - pytest-benchmark's fixture, or None
     ) -> None:
-        """Bind a campaign's result to the requesting test."""
+        """Bind a campaign's result to the requesting test: two findings may rest on one measurement."""
         super().__init__(request, session)
-        self.cell = result.cell
+        self.cell: Cell = request.param
         self._result = result
         self._benchmark = benchmark
         self._metrics: dict[str, Metric] = {}
@@ -68,12 +69,13 @@ class CellHandle(Handle):
         self._metrics = metrics_of(self._result.runs)
         if rail := rail_deviation(self._result.cell, self._metrics, self._siblings(), self._pool_bytes()):
             self._metrics[rail.name] = rail
-        self.session.note(self.request.node, self.cell, self._metrics, self._result.proofs)
+        record = self.session.note(self.request.node, self.cell, self._metrics, self._result.proofs)
+        record.lists = tuple(self._result.lists)
         self._hand_over()
         return self._metrics
 
     def _pool_bytes(self) -> int:
-        context = self.session.campaign.context
+        context = self.session.campaign.context_of(self.cell)
         return context.pool_bytes if context else 0
 
     def _siblings(self) -> dict[Cell, dict[str, Metric]]:
@@ -85,7 +87,7 @@ class CellHandle(Handle):
         return {
             one.cell: metrics_of(one.runs)
             for one in results
-            if one.proved and replace(one.cell, capacity=mine.capacity) == mine
+            if one.proved and replace(one.cell, capacity=mine.capacity, finding=mine.finding) == mine
         }
 
     def judge(self, **values: float | None) -> None:
@@ -121,13 +123,13 @@ class CellHandle(Handle):
             return
         if not invalid:
             self._benchmark.extra_info["moetier"] = extra_info(
-                self.cell, self._metrics, self._result.runs, self.session.campaign.context
+                self.cell, self._metrics, self._result, self.session.campaign.context_of(self.cell)
             )
         self._benchmark.pedantic(target, rounds=max(1, len(self._result.runs)))
 
 
 class CurveHandle(Handle):
-    """All measured cells of a session, for findings over several of them."""
+    """The measured cells that the tests of one file asked for, for findings over several of them."""
 
     @property
     def results(self) -> list[CellResult]:
@@ -136,12 +138,52 @@ class CurveHandle(Handle):
 
     @property
     def everything(self) -> list[CellResult]:
-        """Every cell of the session, also those skipped or invalid."""
-        return sorted(self.session.campaign.results.values(), key=lambda one: (self._bytes(one.cell), one.cell))
+        """Every cell of the file, also those skipped or invalid."""
+        here, found = self.request.node.path, self.session.campaign.results
+        ids = {cell.id for cell in cells_of(one for one in self.request.session.items if one.path == here)}
+        return sorted((found[one] for one in ids & set(found)), key=lambda one: (self._bytes(one.cell), one.cell))
+
+    def cell(self, **words: Any) -> CellResult | None:  # noqa: ANN401 - values of a cell's fields
+        """Return the file's proved cell whose fields have these values, the largest capacity's where several have."""
+        fitting = [one for one in self.results if all(getattr(one.cell, name) == word for name, word in words.items())]
+        return fitting[-1] if fitting else None
+
+    def need(self, **words: Any) -> CellResult:  # noqa: ANN401 - values of a cell's fields
+        """Return ``cell(**words)``; the finding is not_examined where no such cell was proved."""
+        __tracebackhide__ = True
+        found = self.cell(**words)
+        if found is None:
+            asked = ", ".join(f"{name} {word}" for name, word in words.items())
+            seen = [one for one in self.everything if all(getattr(one.cell, n) == word for n, word in words.items())]
+            why = next((str(one.skipped or one.broken or one.invalid[0]) for one in seen if not one.proved), "")
+            because = f": {why}" if why else ""
+            self.not_examined(f"no proved cell of {asked}{because}; expected one; next: run the whole file's cells")
+            raise AssertionError  # not reached: not_examined ends the test
+        return found
+
+    def ratio(self, name: str, above: CellResult, below: CellResult) -> Span:
+        """Return metric ``name`` of one cell over another's, round by round: the rounds visit all cells interleaved."""
+        from pytest_moetier.finding import Span, metrics_of  # noqa: PLC0415
+
+        __tracebackhide__ = True
+        pair = [metrics_of(one.runs).get(name) for one in (above, below)]
+        if pair[0] is None or pair[1] is None:
+            lacking = (above, below)[pair[0] is not None].cell.id
+            self.not_examined(f"{name} of {lacking} was not observed here; expected it in every round")
+            raise AssertionError  # not reached: not_examined ends the test
+        ratios = [_over(one, other) for one, other in zip(pair[0].values, pair[1].values, strict=True)]
+        return Span(min(ratios), median(ratios), max(ratios))
 
     def _bytes(self, cell: Cell) -> int:
-        context = self.session.campaign.context
+        context = self.session.campaign.context_of(cell)
         return cell.capacity.resolve(context.pool_bytes if context else 0)
+
+
+def _over(above: float, below: float) -> float:
+    """Return above / below; nothing over nothing is alike."""
+    if below:
+        return above / below
+    return math.inf if above else 1.0
 
 
 @pytest.fixture
@@ -181,7 +223,7 @@ def _break(error: MoetierError | None, benchmark: Any) -> NoReturn:  # noqa: ANN
 
 @pytest.fixture
 def moetier_curve(request: pytest.FixtureRequest) -> CurveHandle:
-    """All cells that the session has measured; empty (the verdict is then not_examined) when none were selected."""
+    """The cells that this file's tests asked for; empty (the verdict is then not_examined) when none were selected."""
     return CurveHandle(request, session_of(request.config))
 
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import pytest
 
-from pytest_moetier.campaign import Context
+from pytest_moetier.campaign import CellResult, Context
 from pytest_moetier.cell import Cell
 from pytest_moetier.errors import HarnessError
 from pytest_moetier.finding import Metric
-from pytest_moetier.proof import Proof, ProvedRun
+from pytest_moetier.proof import Proof
+from pytest_moetier.replay import ListFile
 
 SCHEMA_VERSION = 1
 
@@ -31,7 +32,7 @@ _COMPARABLE_TRACES = ("layers", "experts", "k", "iterations", "synthetic")
 
 
 def extra_info(
-    cell: Cell, metrics: Mapping[str, Metric], runs: Sequence[ProvedRun], context: Context | None
+    cell: Cell, metrics: Mapping[str, Metric], result: CellResult, context: Context | None
 ) -> dict[str, Any]:
     """Return ``extra_info["moetier"]`` of one proved cell: plain JSON types only.
 
@@ -43,8 +44,9 @@ def extra_info(
         "cell": cell_json(cell),
         "context": asdict(context) if context else None,
         "metrics": {name: metric_json(metric) for name, metric in metrics.items()},
-        "proof": [proof_json(run.proof) for run in runs],
-        "rounds": [{"round": run.run.round, "order": run.run.order} for run in runs],
+        "lists": [list_json(one) for one in result.lists],
+        "proof": [proof_json(run.proof) for run in result.runs],
+        "rounds": [{"round": run.run.round, "order": run.run.order} for run in result.runs],
     }
     validate(info)
     return info
@@ -68,7 +70,7 @@ def trace_info(finding: str, accounting: Mapping[str, Any], metrics: Mapping[str
     return info
 
 
-def cell_json(cell: Cell) -> dict[str, str]:
+def cell_json(cell: Cell) -> dict[str, str | int]:
     """Return what a cell varies, as JSON."""
     return {
         "id": cell.id,
@@ -78,6 +80,10 @@ def cell_json(cell: Cell) -> dict[str, str]:
         "mglru": cell.mglru,
         "mode": cell.mode,
         "prefetch": cell.prefetch,
+        "workload": cell.workload,
+        "fill": cell.fill,
+        "spine": cell.spine,
+        "read_limit": cell.read_limit,
         "kernel": cell.kernel,
     }
 
@@ -85,6 +91,11 @@ def cell_json(cell: Cell) -> dict[str, str]:
 def metric_json(metric: Metric) -> dict[str, Any]:
     """Return a metric as JSON."""
     return {"unit": metric.unit, "better": metric.better, "values": list(metric.values)}
+
+
+def list_json(one: ListFile) -> dict[str, Any]:
+    """Return what a table or advice is, as JSON: an oracle says so."""
+    return {"words": one.words, "oracle": one.oracle, "recall": one.recall}
 
 
 def proof_json(proof: Proof) -> list[dict[str, str]]:
@@ -179,11 +190,14 @@ def storage_problem(config: pytest.Config) -> str:
 
 
 def compare(
-    stored: Mapping[str, Any], current: Mapping[str, Mapping[str, Metric]], context: Context, names: Sequence[str]
+    stored: Mapping[str, Any],
+    current: Mapping[str, Mapping[str, Metric]],
+    contexts: Mapping[str, Context],
+    names: Sequence[str],
 ) -> tuple[list[Comparison], list[str]]:
     """Return the comparisons of metrics ``names``, and a line with the reason for every cell that has none."""
-    now = {name: getattr(context, name) for name in _COMPARABLE}
-    return _compared(stored, current, dict.fromkeys(current, now), names)
+    now = {one: {name: getattr(contexts[one], name) for name in _COMPARABLE} for one in current}
+    return _compared(stored, current, now, names)
 
 
 def compare_traces(

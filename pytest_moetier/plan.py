@@ -27,7 +27,7 @@ from pytest_moetier.units import PAGE_BYTES
 MAGIC = b"MOEPLAN\0"
 VERSION = 1
 HEADER_BYTES = 160
-STAMPED, SYNTHETIC_TRACE, SYNTHETIC_POOL, ABSOLUTE_PATHS = 1, 2, 4, 8
+STAMPED, SYNTHETIC_TRACE, SYNTHETIC_POOL, ABSOLUTE_PATHS, THROWAWAY = 1, 2, 4, 8, 16
 
 _SECTIONS = ("iterations", "sequence", "experts", "extents", "files", "strings")
 _HEADER = np.dtype(
@@ -69,7 +69,7 @@ _ITEM: dict[str, np.dtype[Any]] = {
     "extents": _EXTENT,
     "files": _FILE,
 }
-_KNOWN_FLAGS = STAMPED | SYNTHETIC_TRACE | SYNTHETIC_POOL | ABSOLUTE_PATHS
+_KNOWN_FLAGS = STAMPED | SYNTHETIC_TRACE | SYNTHETIC_POOL | ABSOLUTE_PATHS | THROWAWAY
 _CRC_CHUNK = 64 << 20
 _REWRITE = "write the plan again from its trace and pool"
 
@@ -91,7 +91,7 @@ class Plan:
         extent_length: u64, bytes.
         files: path (relative to the pool's root) and size of each file.
         pool_id: what the pages' stamps must say.
-        flags: STAMPED, SYNTHETIC_TRACE, SYNTHETIC_POOL, ABSOLUTE_PATHS.
+        flags: STAMPED, SYNTHETIC_TRACE, SYNTHETIC_POOL, ABSOLUTE_PATHS, THROWAWAY (the pool may be written to).
         layer_map: (trace layer, pool layer) pairs as ``build_plan`` matched them; the file does not keep them.
     """
 
@@ -234,6 +234,22 @@ def cold_plan(manifest: Manifest, n_experts: int, seed: int) -> Plan:
     return _plan(manifest, np.array([0, n_experts], dtype=np.uint64), sequence, SYNTHETIC_TRACE, ())
 
 
+def shuffled_plan(manifest: Manifest, n_experts: int, iterations: int, seed: int) -> Plan:
+    """Return a plan that reads the pool's first ``n_experts`` experts once an iteration, in a fresh random order each.
+
+    It measures what a hit costs: with all of them resident, every read is one.
+
+    Raises:
+        InputError: the pool has fewer experts.
+    """
+    if not 1 <= n_experts <= manifest.n_experts or iterations < 1:
+        raise InputError(f"{iterations} reads of {n_experts} experts", f"1 to {manifest.n_experts}, as the pool has")
+    stream = splitmix.key(seed, manifest.pool_id)
+    orders = [splitmix.shuffled(n_experts, splitmix.key(stream, at)) for at in range(iterations)]
+    borders = np.arange(0, iterations * n_experts + 1, n_experts, dtype=np.uint64)
+    return _plan(manifest, borders, np.array(orders, dtype=np.uint32).reshape(-1), SYNTHETIC_TRACE, ())
+
+
 def _plan(
     manifest: Manifest,
     iterations: NDArray[np.uint64],
@@ -247,6 +263,7 @@ def _plan(
     flat = [part for one in extents for part in one]
     flags |= STAMPED if manifest.stamped else 0
     flags |= SYNTHETIC_POOL if manifest.synthetic else 0
+    flags |= THROWAWAY if manifest.throwaway else 0
     return Plan(
         iterations=iterations,
         sequence=sequence,

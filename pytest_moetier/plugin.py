@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from pytest_moetier import __version__, fixtures
-from pytest_moetier.settings import session_of
+from pytest_moetier.settings import CAPACITIES, session_of
 from pytest_moetier.verdicts import KNOWN, SESSION, VERDICT, label_of
 
 EXIT_INVALID = 10
@@ -28,9 +28,13 @@ _OVER_SEVERAL = {"moetier_curve", "moetier_domains"}
 # name, default, metavar, help; the ini twin of --moetier-NAME is moetier_NAME.
 _OPTIONS = (
     ("pool", "", "DIR", "folder of the expert pool (default: ~/.cache/pytest-moetier/pool)"),
-    ("capacity", "4.4%,8.8%,17.7%,30.9%", "LIST", "capacities, absolute (64GB) or shares of the pool (5%%)"),
+    ("capacity", CAPACITIES, "LIST", "capacities, absolute (64GB) or shares of the pool (5%%)"),
     ("mechanism", "cgroup,balloon,memboot", "LIST", "how capacity is enforced: cgroup, balloon, memboot"),
     ("mglru", "host", "host|on|off|both", "MGLRU: leave as it is, set on, set off, or both"),
+    ("mode", "page_cache", "LIST", "where a hit's bytes come from, for findings that do not vary it"),
+    ("advice", "", "FILE", "what a predictor said of the trace (moetier plan predict)"),
+    ("min_recall", "", "SHARE", "withhold advice on layers whose recall is below it"),
+    ("compute", "", "SECONDS", "a compute phase at the end of every iteration, on threads of its own (default: none)"),
     ("rounds", "3", "N", "repetitions of every cell"),
     ("seed", "", "N", "seed of the random order of cells (default: from the clock, and shown)"),
     ("iterations", "", "N", "engine iterations a pass (default: 100 synthetic, the whole of a trace file)"),
@@ -51,7 +55,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("moetier", "pytest-moetier: who should own the expert cache?")
     for name, default, metavar, text in _OPTIONS:
         shown = f" (default: {default.replace('%', '%%')})" if default and "default" not in text else ""
-        group.addoption(f"--moetier-{name}", metavar=metavar, default=None, help=text + shown)
+        group.addoption(f"--moetier-{name.replace('_', '-')}", metavar=metavar, default=None, help=text + shown)
         parser.addini(f"moetier_{name}", help=text.replace("%%", "%"), default=default)
     text = "router trace to replay, DOMAIN=FILE or FILE, repeatable (default: a seeded synthetic trace)"
     group.addoption("--moetier-trace", action="append", metavar="[DOMAIN=]FILE", default=None, help=text)
@@ -64,7 +68,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     """Register markers and fixtures; refuse options that cannot be used before anything runs."""
     config.addinivalue_line(
-        "markers", "moetier(capacity=..., mechanism=..., mglru=..., mode=..., finding=...): vary the test's cell here"
+        "markers",
+        "moetier(capacity=..., mechanism=..., mglru=..., mode=..., finding=..., ...): vary the test's cell here",
     )
     config.addinivalue_line("markers", "cell(mechanism=..., capacity=..., mglru=...): set on every cell, for -m")
     config.pluginmanager.register(fixtures, "moetier-fixtures")
@@ -109,6 +114,10 @@ def _cell_marks(cell: Any) -> list[pytest.MarkDecorator]:  # noqa: ANN401 - cell
             mglru=cell.mglru,
             mode=cell.mode,
             prefetch=cell.prefetch,
+            workload=cell.workload,
+            fill=cell.fill,
+            spine=cell.spine,
+            read_limit=cell.read_limit,
             kernel=cell.kernel,
         )
     ]

@@ -6,6 +6,7 @@ bound that needs it is then not examined. ``flagged`` invariants lower what may 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,8 @@ import numpy as np
 from pytest_moetier.errors import AccountingError
 from pytest_moetier.figures import Demand, Figures
 from pytest_moetier.plan import Plan
-from pytest_moetier.replay import Run
+from pytest_moetier.replay import OomRun, Run
+from pytest_moetier.replayer import Own
 from pytest_moetier.units import PAGE_BYTES, format_bytes
 
 HELD, BROKEN, UNOBSERVED, FLAGGED = "held", "broken", "unobserved", "flagged"
@@ -27,6 +29,8 @@ STEADY_WITHIN = 0.10
 WITNESS_SHARE, WITNESS_BYTES = 0.02, 4 << 20
 FOREIGN_SHARE, FOREIGN_BYTES = 0.01, 1 << 20
 CHARGE_SHARE = 0.01
+SERVED_SHARE = 0.01
+"""Threads take a plan's accesses in order but finish them out of it: what that may move a user-space LRU's hits by."""
 SLACK_FACTOR = 1.02
 BALLOON_OWN_BYTES = 4 << 20
 """The balloon locks its own code and stacks too, so that pressure cannot stall its watchdog."""
@@ -38,6 +42,8 @@ INVARIANTS = frozenset(
         "scope_identity",
         "replayer_in_scope",
         "no_oom",
+        "oom_killed",
+        "oom_victim",
         "wall_reached",
         "peak_within_limit",
         "ancestor_limits",
@@ -47,6 +53,14 @@ INVARIANTS = frozenset(
         "balloon_target",
         "memboot_target",
         "replayer_vmlck",
+        "own_memory",
+        "own_memory_charged",
+        "preload",
+        "served_by_table",
+        "served_by_user_cache",
+        "prefetch_adds_up",
+        "read_limit",
+        "not_admitted",
         "mglru",
         "no_swap",
         "cache_dropped",
@@ -127,7 +141,7 @@ class Proof:
 class ProvedRun:
     """A run whose proof is complete, with its figures. Only :func:`prove` makes one."""
 
-    run: Run
+    run: Run | OomRun
     figures: Figures
     proof: Proof
 
@@ -143,10 +157,12 @@ def prove(run: Run, demand: Demand, figures: Figures) -> ProvedRun:
     return ProvedRun(run, figures, proof)
 
 
-def examine(run: Run, demand: Demand, figures: Figures) -> Proof:
+def examine(run: Run | OomRun, demand: Demand, figures: Figures) -> Proof:
     """Return every invariant of ``run``, proved or not."""
+    if isinstance(run, OomRun):
+        return Proof(tuple(_oom(run)))
     found: list[Invariant] = []
-    for group in (_control, _charge, _delivery, _device):
+    for group in (_control, _charge, _own_memory, _delivery, _device):
         found.extend(group(run, demand))
     found.extend(_physics(run, demand, figures))
     found.extend(_steadiness(figures))
@@ -166,13 +182,20 @@ def _control(run: Run, demand: Demand) -> Iterator[Invariant]:
         "memboot": _control_memboot,
     }
     yield from by_mechanism[run.cell.mechanism](run, demand)
-    locked = (run.entry.process_vmlck_bytes, run.exit.process_vmlck_bytes)
+    locked, asked = (run.entry.process_vmlck_bytes, run.exit.process_vmlck_bytes), run.output.ready.locked_bytes
     yield _line(
         "replayer_vmlck",
-        "VmLck 0 at entry and exit (this mode locks nothing)",
-        f"{locked}",
-        ok=None if None in locked else locked == (0, 0),
+        f"VmLck {asked} B at entry and exit, as this mode asks",
+        f"{locked[0]} B, {locked[1]} B",
+        ok=None if None in locked else locked == (asked, asked),
     )
+    if run.cell.read_limit:
+        yield _line(
+            "read_limit",
+            f"the device read at most {run.cell.read_limit} B/s",
+            f"{run.read_limit} B/s read back",
+            ok=None if run.read_limit is None else run.read_limit == run.cell.read_limit,
+        )
     yield _line(
         "mglru",
         f"MGLRU {run.mglru.wanted} at entry and exit",
@@ -233,14 +256,22 @@ def _control_cgroup(run: Run, demand: Demand) -> Iterator[Invariant]:
         f"{before} -> {after} hits",
         ok=None if before is None or after is None else before == after,
     )
-    own = _own_bytes(exit_.anon_bytes, exit_.kernel_bytes)
+    own, budgeted = _own_bytes(exit_.anon_bytes, exit_.kernel_bytes), run.output.ready.budgeted_bytes
+    paid = f", {budgeted} B of it paid for by C" if budgeted else ""
     yield _line(
         "slack",
-        f"anon + kernel memory at most {enforced.slack_bytes} B x {SLACK_FACTOR}",
+        f"anon + kernel memory at most {enforced.slack_bytes} B x {SLACK_FACTOR}{paid}",
         f"{own} B",
-        ok=None if own is None else own <= (enforced.slack_bytes or 0) * SLACK_FACTOR,
+        ok=None if own is None else own - budgeted <= (enforced.slack_bytes or 0) * SLACK_FACTOR,
         otherwise=FLAGGED,
     )
+    if budgeted:
+        yield _line(
+            "own_memory_charged",
+            f"at least the {budgeted} B of the mode's own memory among the scope's anonymous memory",
+            f"{exit_.anon_bytes} B",
+            ok=None if exit_.anon_bytes is None else exit_.anon_bytes >= budgeted,
+        )
 
 
 def _own_bytes(anon: int | None, kernel: int | None) -> int | None:
@@ -255,7 +286,7 @@ def _wall(run: Run, demand: Demand) -> Iterator[Invariant]:
     """The limit must have been reached when the demand exceeds it: otherwise nothing was enforced."""
     plan = demand.plan
     distinct = int(plan.expert_bytes[np.unique(plan.sequence)].sum())
-    if distinct <= run.capacity_bytes or run.cell.mode == "direct":  # direct reads never enter the cache
+    if distinct <= run.capacity_bytes or not _fills_the_cache(run):
         return
     assert run.exit.scope is not None  # noqa: S101 - the caller looked
     hits = run.exit.scope.limit_hits
@@ -265,6 +296,11 @@ def _wall(run: Run, demand: Demand) -> Iterator[Invariant]:
         f"{hits} hits",
         ok=None if hits is None else hits > 0,
     )
+
+
+def _fills_the_cache(run: Run) -> bool:
+    """Whether what the mode reads stays in the page cache: direct reads never enter it, dropped ones leave it."""
+    return run.cell.reading.cached and run.cell.reading.native != "drop"
 
 
 def _control_balloon(run: Run, _demand: Demand) -> Iterator[Invariant]:
@@ -291,12 +327,12 @@ def _control_memboot(run: Run, _demand: Demand) -> Iterator[Invariant]:
 
 def _target(name: str, run: Run) -> Invariant:
     """MemAvailable at C before the warm pass: what the mechanisms without a wall control."""
-    allowed = run.enforced.tolerance_bytes or 0
+    allowed, target = run.enforced.tolerance_bytes or 0, run.enforced.target_bytes or 0
     return _line(
         name,
-        f"MemAvailable {run.capacity_bytes} B +-{allowed} B before the warm pass",
+        f"MemAvailable {target} B +-{allowed} B before the warm pass",
         f"{run.enforced.available_bytes} B",
-        ok=abs(run.enforced.available_bytes - run.capacity_bytes) <= allowed,
+        ok=abs(run.enforced.available_bytes - target) <= allowed,
     )
 
 
@@ -329,6 +365,99 @@ def _charge(run: Run, demand: Demand) -> Iterator[Invariant]:
         )
 
 
+def _own_memory(run: Run, demand: Demand) -> Iterator[Invariant]:
+    """What a mode holds of its own: as much as asked, filled before the first pass, and serving what it should."""
+    if run.cell.reading.native == "drop":
+        left, in_flight = run.measured.residency_at("exit"), 2 * run.output.start.threads * _largest(demand.plan)
+        yield _line(
+            "not_admitted",
+            f"at most {in_flight} B of the pool resident after the pass: nothing is admitted",
+            f"{left} B",
+            ok=None if left is None else left <= in_flight,
+        )
+    own, asked = run.output.own, run.cell.reading.share
+    if not asked:
+        return
+    yield _line(
+        "own_memory",
+        f"{asked:.0%} of C at most, less no more than room for the misses and one expert",
+        "none" if own is None else f"{own.mapped_bytes} B mapped, {own.asked_bytes} B allowed",
+        ok=own is not None and own.held_bytes <= own.asked_bytes <= run.capacity_bytes,
+    )
+    if own is None:
+        return
+    if run.cell.reading.arena:
+        yield _line(
+            "preload",
+            f"{own.held_bytes} B preloaded before the warm pass, outside the measured interval",
+            f"{own.preload_bytes} B in {own.preload_seconds:.3f} s",
+            ok=own.preload_bytes == own.held_bytes,
+        )
+    yield from _served(run, demand, own)
+
+
+def _served(run: Run, demand: Demand, own: Own) -> Iterator[Invariant]:
+    """The second witness of what the mode's own memory served: counted from the table, or simulated."""
+    plan, seen = demand.plan, run.measured.held_accesses
+    if run.table is not None:
+        held = np.zeros(plan.n_experts, dtype=bool)
+        held[run.table.ids[: own.places]] = True
+        due = int(held[plan.sequence].sum())
+        yield _line("served_by_table", f"{due} reads of the {own.places} experts held", f"{seen}", ok=seen == due)
+    elif run.cell.reading.native == "user_lru":
+        due = plan.n_accesses - int(demand.curve.misses([own.places * _largest(plan)])[0])
+        allowed = SERVED_SHARE * plan.n_accesses
+        yield _line(
+            "served_by_user_cache",
+            f"{due} reads +-{allowed:.0f}, as exact LRU of {own.places} experts serves in the order of the plan",
+            f"{seen}",
+            ok=None if seen is None or _uneven(plan) else abs(seen - due) <= allowed,
+            otherwise=FLAGGED,
+        )
+
+
+def _largest(plan: Plan) -> int:
+    return int(plan.expert_bytes.max())
+
+
+def _uneven(plan: Plan) -> bool:
+    """Experts of several sizes: slabs of the largest hold fewer than bytes would."""
+    return int(plan.expert_bytes.min()) != _largest(plan)
+
+
+def _oom(run: OomRun) -> Iterator[Invariant]:
+    """A cell that expects it is proved by the wall's own kill: its count, its victim, and the limit it hit."""
+    scope = run.scope
+    kills = None if scope is None else scope.oom_kills
+    yield _line(
+        "oom_killed",
+        "1 out-of-memory kill in the scope or more",
+        f"{kills}",
+        ok=None if kills is None else kills >= 1,
+    )
+    yield _line(
+        "oom_victim",
+        f"the replayer ended by {signal.Signals(signal.SIGKILL).name}",
+        signal.Signals(run.signal).name,
+        ok=run.signal == signal.SIGKILL,
+    )
+    limit = None if scope is None else scope.limit_bytes
+    yield _line(
+        "limit_read_back",
+        f"{run.enforced.limit_bytes} B after the kill",
+        f"{limit} B",
+        ok=None if limit is None else limit == run.enforced.limit_bytes,
+    )
+    hits = None if scope is None else scope.limit_hits
+    yield _line("wall_reached", "limit hit", f"{hits} hits", ok=None if hits is None else hits > 0)
+    yield _line(
+        "scope_identity",
+        f"one scope throughout ({run.enforced.scope_identity})",
+        f"{run.ending.scope_identity}",
+        ok=run.ending.scope_identity == run.enforced.scope_identity,
+    )
+
+
 def _delivery(run: Run, demand: Demand) -> Iterator[Invariant]:
     plan = demand.plan
     for one in (run.warm, run.measured):
@@ -347,6 +476,14 @@ def _delivery(run: Run, demand: Demand) -> Iterator[Invariant]:
         f"{checked}",
         ok=checked == pages if plan.stamped and checked else None,
     )
+    for one in (run.warm, run.measured):
+        if (sent := one.prefetch) is not None:
+            yield _line(
+                "prefetch_adds_up",
+                f"{sent.submitted} lists submitted in the {one.name} pass = completed + overwritten + pending",
+                f"{sent.completed} + {sent.overwritten} + {sent.pending}",
+                ok=sent.submitted == sent.completed + sent.overwritten + sent.pending and sent.submitted > 0,
+            )
     start = run.output.start
     yield _line(
         "destinations",
@@ -401,7 +538,7 @@ def _device(run: Run, _demand: Demand) -> Iterator[Invariant]:
 
 
 def _physics(run: Run, demand: Demand, figures: Figures) -> Iterator[Invariant]:
-    device, largest = run.interval.device_read_bytes, figures.largest_residency_bytes
+    device, largest = run.interval.device_read_bytes, figures.largest_holding_bytes
     floor = None if largest is None else demand.belady_bytes(largest)
     yield _line(
         "belady_floor",
@@ -417,11 +554,12 @@ def _physics(run: Run, demand: Demand, figures: Figures) -> Iterator[Invariant]:
         ok=None if factor is None else factor <= COLD_FACTOR_LIMIT,
         otherwise=FLAGGED,
     )
-    if device is None or factor is None or device <= run.measured.bytes * factor:
+    logical = run.measured.bytes + run.measured.spine_bytes
+    if device is None or factor is None or device <= logical * factor or run.measured.prefetch is not None:
         return
     refault = figures.refault_file_pages
-    excess = device - run.measured.bytes * factor
-    yield Invariant("over_logical", FLAGGED, f"at most {run.measured.bytes} B x {factor:.3f}", f"{device} B")
+    excess = device - logical * factor
+    yield Invariant("over_logical", FLAGGED, f"at most {logical} B x {factor:.3f}", f"{device} B")
     yield _line(
         "refaults_cover_excess",
         f"file refaults of at least {excess:.0f} B",

@@ -8,30 +8,58 @@ because a dead scope's file pages reparent uncharged and would then be hit for f
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pytest_moetier.cell import Cell
-from pytest_moetier.errors import HarnessError
+from pytest_moetier.errors import HarnessError, InputError, UnsupportedHostError
 from pytest_moetier.host.cgroup import ScopeFiles
 from pytest_moetier.host.enforce import Ending, Enforced, HostContext, mechanism
 from pytest_moetier.host.loopdev import image_resident_bytes
 from pytest_moetier.host.mglru import MglruSetting, held
 from pytest_moetier.host.restore import drop_caches
-from pytest_moetier.host.snapshot import Counters, Interval, capture_paths, difference, parse
+from pytest_moetier.host.snapshot import Counters, Interval, ScopeCounters, capture_paths, difference, parse, take
+from pytest_moetier.host.throttle import read_limit
+from pytest_moetier.modes import FILLS, Mode, delivery_of
 from pytest_moetier.plan import Plan, cold_plan, write_plan
 from pytest_moetier.pool.opened import OpenPool
-from pytest_moetier.replayer import Pass, Replayer, ReplayOptions, ReplayOutput
+from pytest_moetier.replayer import KilledError, Pass, Replayer, ReplayOptions, ReplayOutput
+from pytest_moetier.units import PAGE_BYTES, format_bytes
 
 COLD_EXPERTS = 64
 """Distinct experts read once to measure the cold factor."""
+LANDING_EXPERTS = 2
+"""Experts a thread that a full arena leaves room for: what misses needs a page to land on."""
+
+
+@dataclass(frozen=True, slots=True)
+class ListFile:
+    """A list that the replayer was given: its file, what it was made from, the accesses that a table serves.
+
+    Attributes:
+        path: the binary file.
+        words: what it was made from.
+        oracle: it knows what will be read.
+        ids: the experts of a table, best first; of advice, all lists one after another.
+        recall: share of what was read that the advice named, None for a table.
+    """
+
+    path: Path
+    words: str
+    oracle: bool
+    ids: NDArray[np.uint32]
+    recall: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Rig:
-    """What stays the same from run to run of a session.
+    """What stays the same from run to run of one workload.
 
     Attributes:
         pool: the opened pool.
@@ -39,6 +67,9 @@ class Rig:
         plan_path: its binary file.
         host: journal, executables and limits that the mechanisms need.
         options: threads, stamps, samples; mode and the capture lists are set per run.
+        accepted_tokens: what the plan's iterations accepted.
+        list_file: gives the list that a mode or a prefetch asks for (``own``, ``train``, ``domain``; ``oracle``,
+            ``plan``), or raises why there is none.
     """
 
     pool: OpenPool
@@ -46,11 +77,15 @@ class Rig:
     plan_path: Path
     host: HostContext
     options: ReplayOptions
+    accepted_tokens: int
+    list_file: Callable[[str], ListFile]
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
     """One finished run of a cell, not yet proved.
+
+    ``table`` and ``advice`` are the lists that it was given, ``read_limit`` the device's limit as read back.
 
     ``warm_entry``, ``entry`` and ``exit`` are the counters at the start of the warm pass and at both ends of the
     measured pass; ``interval`` is their difference over the measured pass. ``image_resident_bytes`` is what was
@@ -75,6 +110,30 @@ class Run:
     interval: Interval
     loop_dio: tuple[bool, bool] | None
     image_resident_bytes: tuple[int, int] | None
+    accepted_tokens: int
+    table: ListFile | None = None
+    advice: ListFile | None = None
+    read_limit: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class OomRun:
+    """One run that was ended by a kill, in a cell that expects the wall's; not yet proved.
+
+    ``scope`` is the scope after the kill. ``iterations`` of all passes were finished before, in ``seconds``.
+    """
+
+    cell: Cell
+    capacity_bytes: int
+    round: int
+    order: int
+    started_seconds: float
+    enforced: Enforced
+    ending: Ending
+    scope: ScopeCounters | None
+    signal: int
+    iterations: int
+    seconds: float
 
 
 def run_cell(
@@ -84,11 +143,11 @@ def run_cell(
     round_index: int = 0,
     order: int = 0,
     progress: Callable[[str, int], None] | None = None,
-) -> Run:
+) -> Run | OomRun:
     """Measure ``cell`` once (Algorithm 1).
 
     Args:
-        rig: the session's fixed parts.
+        rig: the workload's fixed parts.
         cell: what to enforce and how to read.
         round_index: which repetition this is, from 0.
         order: place of the run in the session's random order, from 0.
@@ -96,54 +155,121 @@ def run_cell(
 
     Raises:
         UnsupportedHostError: the host cannot enforce the cell.
+        InputError: the cell asks for what the pool or the trace does not have.
         AccountingError: the enforcement or a byte was lost on the way; the run is INVALID.
         HarnessError: our own machinery broke.
     """
     tell = progress or (lambda _phase, _done: None)
     capacity_bytes = cell.capacity.resolve(rig.pool.manifest.total_bytes)
-    started = time.time()
+    facts: dict[str, Any] = {"cell": cell, "capacity_bytes": capacity_bytes, "round": round_index, "order": order}
+    facts["started_seconds"] = time.time()
+    lists = _lists(rig, cell)
     with ExitStack() as stack:
         setting = stack.enter_context(held(cell.mglru, rig.host.journal))
         enforcer = stack.enter_context(mechanism(cell.mechanism, capacity_bytes, rig.host))
         tell("dropping the page cache", 0)
         drop_everything(rig)
-        options = _options(rig, cell.mode, enforcer.scope_files())
+        options = _cell_options(rig, cell, capacity_bytes, lists, enforcer.scope_files())
         argv = enforcer.argv(options.argv(rig.plan_path, rig.pool.root))
         replayer = stack.enter_context(Replayer(argv, rig.pool.pass_fds))
         tell("setting the capacity", 0)
-        enforced = enforcer.apply(replayer.pid)
-        dio_entry, image_entry = _backing(rig.pool)
-        output = replayer.go(watch=enforcer.watch, progress=tell)
-        ending = enforcer.ending()
-        dio_exit, image_exit = _backing(rig.pool)
-        setting = setting.verified()
+        limit = _limited(rig, cell, replayer.pid, stack)
+        enforced = facts["enforced"] = enforcer.apply(replayer.pid, replayer.ready.budgeted_bytes)
+        before = _backing(rig.pool)
+        try:
+            output = replayer.go(watch=enforcer.watch, progress=tell)
+        except KilledError as killed:
+            if not cell.expects_oom:
+                raise
+            facts |= {"ending": enforcer.ending(), "scope": _scope_now(enforced)}
+            return OomRun(**facts, signal=killed.signal, iterations=killed.iterations, seconds=killed.seconds)
+        facts |= {"ending": enforcer.ending(), **_backed(before, _backing(rig.pool)), "mglru": setting.verified()}
     if len(output.passes) != len(options.passes):
         raise HarnessError(f"the replayer reported {len(output.passes)} passes", f"{len(options.passes)}")
-    warm, measured = output.passes[0], output.passes[-1]
-    scope = enforced.scope
-    warm_entry = parse(warm.entry, rig.pool.devices, scope)
-    entry = parse(measured.entry, rig.pool.devices, scope)
-    exit_ = parse(measured.exit, rig.pool.devices, scope)
     return Run(
-        cell=cell,
-        capacity_bytes=capacity_bytes,
-        round=round_index,
-        order=order,
-        started_seconds=started,
-        enforced=enforced,
-        ending=ending,
-        mglru=setting,
+        **facts,
+        **_counted(output, rig, enforced.scope),
         stamps=rig.options.stamps,
-        output=output,
-        warm=warm,
-        measured=measured,
-        warm_entry=warm_entry,
-        entry=entry,
-        exit=exit_,
-        interval=difference(entry, exit_),
-        loop_dio=None if dio_entry is None or dio_exit is None else (dio_entry, dio_exit),
-        image_resident_bytes=None if image_entry is None or image_exit is None else (image_entry, image_exit),
+        accepted_tokens=rig.accepted_tokens,
+        table=lists.table,
+        advice=lists.advice,
+        read_limit=limit,
     )
+
+
+def _counted(output: ReplayOutput, rig: Rig, scope: ScopeFiles | None) -> dict[str, Any]:
+    """Return the passes of a run and the counters at their borders, by the names of its fields."""
+    warm, measured = output.passes[0], output.passes[-1]
+    entry, exit_ = (parse(one, rig.pool.devices, scope) for one in (measured.entry, measured.exit))
+    return {
+        "output": output,
+        "warm": warm,
+        "measured": measured,
+        "warm_entry": parse(warm.entry, rig.pool.devices, scope),
+        "entry": entry,
+        "exit": exit_,
+        "interval": difference(entry, exit_),
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class _Lists:
+    table: ListFile | None
+    advice: ListFile | None
+
+
+def _lists(rig: Rig, cell: Cell) -> _Lists:
+    """Return the lists that a cell asks for; a label that disagrees with what a list is made from is refused."""
+    word = cell.reading.table
+    table = rig.list_file(word) if word else None
+    _, advisor = delivery_of(cell.prefetch)
+    advice = rig.list_file(advisor) if advisor else None
+    if advice is not None and advice.oracle != (advisor == "oracle"):
+        raise InputError(
+            f"prefetch {cell.prefetch} with {advice.words}",
+            "an oracle labelled oracle, and a predictor's plan labelled plan",
+            "give --moetier-advice a file that a predictor made (moetier plan predict)",
+        )
+    return _Lists(table, advice)
+
+
+def own_bytes(mode: Mode, capacity_bytes: int, threads: int, largest_expert: int) -> int:
+    """Return the size of a mode's own memory at a capacity, in bytes.
+
+    An arena of the whole capacity leaves what the misses in flight land on; a user-space cache reads past the page
+    cache, and needs no such room.
+
+    Raises:
+        InputError: the capacity is too small for it.
+    """
+    asked = int(capacity_bytes * mode.share)
+    if mode.arena:
+        asked = min(asked, capacity_bytes - LANDING_EXPERTS * threads * largest_expert)
+    if mode.share and asked < largest_expert:
+        raise InputError(
+            f"{mode.share:.0%} of {format_bytes(capacity_bytes)} with {threads} threads leaves no room for one expert"
+            f" of {format_bytes(largest_expert)}",
+            "a larger capacity or share, or fewer threads",
+        )
+    return asked // PAGE_BYTES * PAGE_BYTES
+
+
+def _limited(rig: Rig, cell: Cell, pid: int, stack: ExitStack) -> int | None:
+    """Limit the rate at which the process may read the pool's device; return the limit as read back."""
+    if not cell.read_limit:
+        return None
+    if len(rig.pool.devices) != 1:
+        raise UnsupportedHostError(
+            f"the pool lies on {len(rig.pool.devices)} devices", "one device, whose read rate can be limited"
+        )
+    limit = stack.enter_context(read_limit(rig.pool.devices[0], cell.read_limit, rig.host.journal))
+    limit.add(pid)
+    return limit.observed()
+
+
+def _scope_now(enforced: Enforced) -> ScopeCounters | None:
+    files = enforced.scope
+    return None if files is None else parse(take(capture_paths((), files), "killed"), (), files).scope
 
 
 def measure_cold_factor(rig: Rig, mode: str, folder: Path) -> float | None:
@@ -155,7 +281,8 @@ def measure_cold_factor(rig: Rig, mode: str, folder: Path) -> float | None:
     path = folder / f"cold-{mode}.plan"
     write_plan(plan, path)
     alone = ("cold",)
-    options = replace(_options(rig, mode, None), passes=alone, hits="none", hits_passes=alone, residency_samples=0)
+    base = _options(rig, mode, None)
+    options = replace(base, passes=alone, hits="none", hits_passes=alone, residency_samples=0, experts_exit=())
     drop_everything(rig)
     with Replayer(options.argv(path, rig.pool.root), rig.pool.pass_fds) as replayer:
         (cold,) = replayer.go().passes
@@ -170,6 +297,30 @@ def drop_everything(rig: Rig) -> None:
     drop_caches(())
 
 
+def _cell_options(rig: Rig, cell: Cell, capacity_bytes: int, lists: _Lists, scope: ScopeFiles | None) -> ReplayOptions:
+    mode, manifest = cell.reading, rig.pool.manifest
+    delivery, _ = delivery_of(cell.prefetch)
+    if cell.spine != "none" and manifest.spine is None:
+        raise InputError(f"pool {manifest.name} has no spine", "one that has", "moetier pool create --spine SIZE")
+    return replace(
+        _options(rig, mode.native, scope),
+        warm_mode=FILLS[cell.fill][0] if cell.fill else "",
+        warm_chunk_bytes=FILLS[cell.fill][1] if cell.fill else None,
+        own_bytes=own_bytes(mode, capacity_bytes, rig.options.threads, int(rig.plan.expert_bytes.max())),
+        table=lists.table.path if lists.table else None,
+        spine=manifest.spine.path if manifest.spine is not None and cell.spine != "none" else "",
+        spine_lock=cell.spine == "locked",
+        prefetch=delivery,
+        advice=lists.advice.path if lists.advice else None,
+        prefetch_chunk=_chunk(rig) if delivery == "fadvise" else 0,
+    )
+
+
+def _chunk(rig: Rig) -> int:
+    """Return the bytes of one hint: the kernel caps a hint to the device's read-ahead (128 KiB where it has none)."""
+    return min((one.read_ahead_kb for one in rig.pool.devices if one.read_ahead_kb), default=128) << 10
+
+
 def _options(rig: Rig, mode: str, scope: ScopeFiles | None) -> ReplayOptions:
     devices = rig.pool.devices
     return replace(
@@ -181,19 +332,17 @@ def _options(rig: Rig, mode: str, scope: ScopeFiles | None) -> ReplayOptions:
     )
 
 
-def _backing(pool: OpenPool) -> tuple[bool | None, int | None]:
+_Backing = tuple[bool | None, int | None]
+
+
+def _backing(pool: OpenPool) -> _Backing:
     """Return whether the pool's loop device does direct I/O, and how much of its image is cached."""
     if pool.loop is None:
         return None, None
     return pool.loop.dio, None if pool.image is None else image_resident_bytes(pool.image)
 
 
-@contextmanager
-def plan_file(plan: Plan, folder: Path) -> Iterator[Path]:
-    """Write ``plan`` into ``folder`` and yield its path; removed at the end."""
-    path = folder / "measured.plan"
-    write_plan(plan, path)
-    try:
-        yield path
-    finally:
-        path.unlink(missing_ok=True)
+def _backed(before: _Backing, after: _Backing) -> dict[str, Any]:
+    """Return both at entry and exit, by the names of a run's fields; None where one of them was not observed."""
+    dio, resident = zip(before, after, strict=True)
+    return {"loop_dio": None if None in dio else dio, "image_resident_bytes": None if None in resident else resident}

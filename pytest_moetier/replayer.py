@@ -14,9 +14,9 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Any, Self, TypeVar
 
 import orjson
 
@@ -24,12 +24,32 @@ from pytest_moetier.errors import AccountingError, HarnessError, InputError, Uns
 from pytest_moetier.host.snapshot import Capture
 from pytest_moetier.native import executable
 
+_Record = TypeVar("_Record")
+
 SILENCE_SECONDS = 180.0
 """A replayer that says nothing for this long is taken for hung; one iteration never takes that long."""
 
 _POLL_SECONDS = 0.5
 _EXIT_USAGE = 2
+_EXIT_MLOCK = 3
 _EXIT_UNSUPPORTED = 77
+
+
+class KilledError(AccountingError):
+    """The replayer was killed in the middle of a run.
+
+    Attributes:
+        signal: the number of the signal.
+        iterations: the iterations it had finished, of all passes.
+        seconds: their wall seconds.
+    """
+
+    def __init__(self, seen: str, signal_number: int, finished: Sequence[Iteration]) -> None:
+        """Say how it ended, and how far it had come."""
+        super().__init__(seen, "a replay that reaches its end", "see dmesg for an out-of-memory kill, and run it again")
+        self.signal = signal_number
+        self.iterations = len(finished)
+        self.seconds = sum(one.wall_seconds for one in finished)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +64,67 @@ class Start:
     copy: str
     residency_probe: str
     probe_note: str
+    spine_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Own:
+    """The memory of its own that a mode took before the first pass: a locked arena, or a user-space cache.
+
+    Attributes:
+        kind: ``arena`` or ``user_cache``.
+        asked_bytes: what it was allowed.
+        held_bytes: bytes of the experts in the arena, or of the cache's slabs.
+        mapped_bytes: the same in whole pages: what is locked, or touched.
+        places: experts in the arena, or slabs.
+        preload_bytes: delivered into the arena before the first pass.
+        preload_device_bytes: what the devices read for that; None where they cannot be counted.
+        preload_seconds: what that took.
+    """
+
+    kind: str
+    asked_bytes: int
+    held_bytes: int
+    mapped_bytes: int
+    places: int
+    preload_bytes: int
+    preload_device_bytes: int | None
+    preload_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What the replayer holds when it waits for its start.
+
+    Attributes:
+        rss_anon_bytes: anonymous memory.
+        budgeted_bytes: of that, what the capacity is to pay for: an arena or a user-space cache.
+        locked_bytes: what it asked to lock: an arena, a spine.
+    """
+
+    rss_anon_bytes: int
+    budgeted_bytes: int
+    locked_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefetched:
+    """What the prefetch worker did in one pass.
+
+    ``submitted`` lists are ``completed``, ``overwritten`` in the slot before the worker took them, or ``pending`` at
+    the pass's end. ``asked_bytes`` are those of the experts it came to, of which ``resident_before_bytes`` were in the
+    page cache already and ``became_resident_bytes`` were brought there by the call (paper section 7).
+    """
+
+    submitted: int
+    overwritten: int
+    completed: int
+    pending: int
+    experts: int
+    asked_bytes: int
+    resident_before_bytes: int
+    became_resident_bytes: int
+    read_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +136,10 @@ class Iteration:
     bytes: int
     accesses: int
     hit_bytes: int | None
+    held_bytes: int | None
     device_read_bytes: int | None
     process_read_bytes: int | None
+    major_faults: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +155,11 @@ class Residency:
 
 @dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass over the plan, as the replayer reported it; ``captures`` are raw, at loop entry and exit."""
+    """One pass over the plan, as the replayer reported it; ``captures`` are raw, at loop entry and exit.
+
+    ``hit_bytes`` were in the page cache before their read, ``held_bytes`` in the mode's own memory (None: it has none).
+    ``resident_by_expert`` is what was in the page cache of each expert of the plan at the exit, where it was asked for.
+    """
 
     name: str
     iterations: tuple[Iteration, ...]
@@ -88,6 +175,16 @@ class Pass:
     stamps_checked: int
     hit_bytes: int | None
     hit_accesses: int | None
+    held_bytes: int | None
+    held_accesses: int | None
+    major_faults: int
+    minor_faults: int
+    user_seconds: float
+    system_seconds: float
+    compute_seconds: float | None
+    spine_bytes: int
+    prefetch: Prefetched | None
+    resident_by_expert: tuple[int, ...] = ()
 
     @property
     def seconds_per_iteration(self) -> float:
@@ -104,7 +201,8 @@ class ReplayOutput:
     """Everything that one replayer process reported."""
 
     start: Start
-    rss_anon_bytes: int
+    own: Own | None
+    ready: Ready
     passes: tuple[Pass, ...]
 
 
@@ -123,6 +221,18 @@ class ReplayOptions:
         captures: files captured raw at entry and exit of each pass.
         device_stats: block-device ``stat`` files read at each iteration.
         inflight: block-device ``inflight`` files waited for before a capture.
+        warm_mode: how every pass but the last reads; "": as ``mode``.
+        chunk_bytes: the most that one pread asks for; 0: a whole expert.
+        warm_chunk_bytes: likewise in every pass but the last; None: as in the last.
+        own_bytes: size of the arena or user-space cache of a mode that has one.
+        table: the list file of what the arena holds.
+        spine: file of dense weights below the pool's root; "": none.
+        spine_lock: lock it.
+        prefetch: ``none``, ``fadvise`` or ``blocking``.
+        advice: the list file of what is read ahead.
+        prefetch_chunk: bytes of one hint; the kernel caps one to the device's read-ahead.
+        compute_seconds: a compute phase at the end of every iteration; 0: none.
+        experts_exit: passes at whose exit every expert's residency is reported.
     """
 
     mode: str = "page_cache"
@@ -136,6 +246,19 @@ class ReplayOptions:
     captures: tuple[str, ...] = ()
     device_stats: tuple[str, ...] = ()
     inflight: tuple[str, ...] = ()
+    warm_mode: str = ""
+    chunk_bytes: int = 0
+    warm_chunk_bytes: int | None = None
+    own_bytes: int = 0
+    table: Path | None = None
+    spine: str = ""
+    spine_lock: bool = False
+    prefetch: str = "none"
+    advice: Path | None = None
+    prefetch_chunk: int = 0
+    compute_seconds: float = 0.0
+    compute_threads: int = 1
+    experts_exit: tuple[str, ...] = ("measured",)
 
     def argv(self, plan: Path, root: Path) -> list[str]:
         """Return the command line of ``moetier-replay`` for ``plan`` on the pool at ``root``."""
@@ -144,6 +267,9 @@ class ReplayOptions:
         words += ["--destinations", str(max(self.destinations, self.threads)), "--stamps", self.stamps]
         words += ["--hits", self.hits, "--hits-passes", ",".join(self.hits_passes)]
         words += ["--residency-samples", str(self.residency_samples)]
+        words += [word for flag, value in self._further() if value for word in (flag, str(value))]
+        words += ["--spine-lock"] if self.spine_lock else []
+        words += [] if self.warm_chunk_bytes is None else ["--warm-chunk-bytes", str(self.warm_chunk_bytes)]
         for flag, paths in (
             ("--capture", self.captures),
             ("--device-stat", self.device_stats),
@@ -151,6 +277,22 @@ class ReplayOptions:
         ):
             words += [word for path in paths for word in (flag, path)]
         return words
+
+    def _further(self) -> Iterator[tuple[str, object]]:
+        """Yield the options that are left out at their default, each with its value."""
+        yield "--warm-mode", self.warm_mode
+        yield "--chunk-bytes", self.chunk_bytes
+        yield "--own-bytes", self.own_bytes
+        yield "--table", self.table
+        yield "--spine", self.spine
+        yield "--experts-exit", ",".join(self.experts_exit)
+        if self.prefetch != "none":
+            yield "--prefetch", self.prefetch
+            yield "--advice", self.advice
+            yield "--prefetch-chunk", self.prefetch_chunk
+        if self.compute_seconds:
+            yield "--compute-seconds", self.compute_seconds
+            yield "--compute-threads", self.compute_threads
 
 
 class Replayer:
@@ -181,9 +323,11 @@ class Replayer:
             raise HarnessError(f"cannot start {argv[0]}: {error}", "a runnable moetier-replay") from error
         self._buffer = b""
         self._watch: Callable[[], str | None] = lambda: None
+        self._passes: _PassReader | None = None
         try:
+            self.own: Own | None = None
             self.start = _start(self._until("start"))
-            self.rss_anon_bytes = int(self._until("ready")["rss_anon_bytes"])
+            self.ready = _named(Ready, self._until("ready"))
         except BaseException:
             self.close()
             raise
@@ -221,14 +365,14 @@ class Replayer:
         with contextlib.suppress(BrokenPipeError):  # a dead child is reported by what it wrote, below
             self._process.stdin.write(b"go\n")
             self._process.stdin.flush()
-        passes = _PassReader(progress or (lambda _name, _index: None))
+        passes = self._passes = _PassReader(progress or (lambda _name, _index: None))
         for event in self._events():
             if event["event"] == "end":
                 break
             passes.take(event)
         if passes.cut_short:
             raise AccountingError(passes.cut_short, "the whole plan", "see dmesg for what ended it, and measure again")
-        return ReplayOutput(self.start, self.rss_anon_bytes, tuple(passes.done))
+        return ReplayOutput(self.start, self.own, self.ready, tuple(passes.done))
 
     def close(self) -> None:
         """End the process: SIGTERM, a short wait, SIGKILL; then reap it and close its pipes."""
@@ -260,6 +404,8 @@ class Replayer:
                 raise HarnessError(f"the replayer wrote {line[:120]!r}", "a JSON line") from error
             if event["event"] == "error":
                 self._raise_reported(event)
+            elif event["event"] == "own":
+                self.own = _own(event)
             yield event
         self._raise_dead()
 
@@ -304,6 +450,8 @@ class Replayer:
             raise UnsupportedHostError(message)
         if self._process.returncode == _EXIT_USAGE:
             raise InputError(message)
+        if self._process.returncode == _EXIT_MLOCK:
+            raise UnsupportedHostError(message, do="raise RLIMIT_MEMLOCK (`ulimit -l unlimited`), or be root")
         if event.get("code") in {"stamp_mismatch", "short_read", "sigbus", "open", "read"}:
             raise AccountingError(
                 message, "every planned byte, as the pool was written", "moetier pool check --full POOL"
@@ -318,16 +466,38 @@ class Replayer:
         last = f": {said[-1]}" if said else ""
         if code == _EXIT_USAGE:
             raise InputError(f"the replayer refused its input{last}")
-        how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with {code}"
+        if code < 0:
+            seen = f"the replayer was killed by {signal.Signals(-code).name} in the middle of the run{last}"
+            raise KilledError(seen, -code, self._passes.finished if self._passes else ())
         raise AccountingError(
-            f"the replayer {how} in the middle of the run{last}",
+            f"the replayer exited with {code} in the middle of the run{last}",
             "a replay that reaches its end",
             "see dmesg for an out-of-memory kill, and run the cell again",
         )
 
 
 def _start(event: dict[str, Any]) -> Start:
-    return Start(**{name: event[name] for name in Start.__dataclass_fields__})
+    return _named(Start, event)
+
+
+def _named(kind: type[_Record], event: dict[str, Any]) -> _Record:
+    """Return the record whose fields are the event's own of these names."""
+    return kind(**{one.name: event[one.name] for one in fields(kind)})  # type: ignore[arg-type]
+
+
+def _own(event: dict[str, Any]) -> Own:
+    devices = event["preload_device_bytes"]
+    known = bool(devices) and None not in devices
+    return Own(
+        kind=event["kind"],
+        asked_bytes=event["asked_bytes"],
+        held_bytes=event["held_bytes"],
+        mapped_bytes=event["mapped_bytes"],
+        places=event["experts"] if event["kind"] == "arena" else event["slabs"],
+        preload_bytes=event["preload_bytes"],
+        preload_device_bytes=sum(devices) if known else None,
+        preload_seconds=event["preload_seconds"],
+    )
 
 
 class _PassReader:
@@ -335,6 +505,7 @@ class _PassReader:
 
     def __init__(self, progress: Callable[[str, int], None]) -> None:
         self.done: list[Pass] = []
+        self.finished: list[Iteration] = []
         self.cut_short = ""
         self._progress = progress
         self._reset()
@@ -344,18 +515,22 @@ class _PassReader:
         self._residencies: list[Residency] = []
         self._captures: dict[str, Capture] = {}
         self._inflight_zero = True
+        self._experts: tuple[int, ...] = ()
 
     def take(self, event: dict[str, Any]) -> None:
         """Add one event to the pass under way."""
         match event["event"]:
             case "iteration":
                 self._iterations.append(_iteration(event))
+                self.finished.append(self._iterations[-1])
                 self._progress(event["pass"], len(self._iterations))
             case "residency":
                 self._residencies.append(Residency(**{name: event[name] for name in Residency.__dataclass_fields__}))
             case "capture":
                 self._captures[str(event["at"]).rpartition(":")[2]] = Capture.from_event(event)
                 self._inflight_zero = self._inflight_zero and event.get("inflight_zero") is not False
+            case "experts":
+                self._experts = tuple(event["resident_bytes"])
             case "pass" if event["partial"]:  # an error event may follow and say why
                 self.cut_short = f"pass {event['pass']!r} ended after {event['iterations']} iterations (partial)"
             case "pass":
@@ -370,6 +545,8 @@ class _PassReader:
             entry=self._captures["entry"],
             exit=self._captures["exit"],
             inflight_zero=self._inflight_zero,
+            prefetch=None if event["prefetch"] is None else _named(Prefetched, event["prefetch"]),
+            resident_by_expert=self._experts,
             **{
                 name: event[name]
                 for name in (
@@ -381,6 +558,14 @@ class _PassReader:
                     "stamps_checked",
                     "hit_bytes",
                     "hit_accesses",
+                    "held_bytes",
+                    "held_accesses",
+                    "major_faults",
+                    "minor_faults",
+                    "user_seconds",
+                    "system_seconds",
+                    "compute_seconds",
+                    "spine_bytes",
                 )
             },
         )
@@ -394,6 +579,8 @@ def _iteration(event: dict[str, Any]) -> Iteration:
         bytes=event["bytes"],
         accesses=event["accesses"],
         hit_bytes=event["hit_bytes"],
+        held_bytes=event["held_bytes"],
+        major_faults=event["major_faults"],
         device_read_bytes=sum(devices) if devices else None,
         process_read_bytes=event["process_read_bytes"],
     )

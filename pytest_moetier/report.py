@@ -7,7 +7,7 @@ import platform
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from io import StringIO
@@ -19,9 +19,18 @@ from rich.console import Console
 from rich.table import Table
 
 from pytest_moetier.campaign import CellResult
+from pytest_moetier.cell import Cell
 from pytest_moetier.errors import InputError, MoetierError
 from pytest_moetier.finding import PROFILE_FORMAT, Metric, metrics_of
-from pytest_moetier.history import SCHEMA_VERSION, Comparison, compare, compare_traces, metric_json, proof_json
+from pytest_moetier.history import (
+    SCHEMA_VERSION,
+    Comparison,
+    compare,
+    compare_traces,
+    list_json,
+    metric_json,
+    proof_json,
+)
 from pytest_moetier.host.probe import host_facts
 from pytest_moetier.routing import CACHES, GIVEN, RECORDED, SYNTHETIC, UNITS, Study, Subject
 from pytest_moetier.settings import option, subjects_for
@@ -40,7 +49,8 @@ _WIDTH = 200  # wider than any table of ours: a row is never cut; a narrow termi
 def header_lines(version: str, session: MoetierSession) -> list[str]:
     """Return the lines that say what a session measures on."""
     facts, settings = host_facts(), session.campaign.settings
-    trace = settings.trace or "synthetic (seeded, Kimi-K3 shape)"
+    given = ", ".join(str(path) for _, path in settings.asked.traces)
+    trace = given or "synthetic (seeded, Kimi-K3 shape)"
     profile = session.profile.name if session.profile else "none"
     return [
         f"moetier: {version}, lane host, kernel {platform.release()}, {facts.summary()}",
@@ -94,64 +104,114 @@ def _rendered(table: Table, markup: bool, width: int = 0) -> str:  # noqa: FBT00
     return "\n".join(line.rstrip() for line in text.getvalue().splitlines() if line.strip())
 
 
-_COLUMNS = (
-    "s/iter",
-    "range, ms",
-    "spread",
-    "device/iter",
-    "spread",
-    "nominal",
-    "amp",
-    "amp@C",
-    "rail",
-    "resident",
-    "scan/steal",
-)
 _COLOURS = {"supported": "green", "refuted": "yellow", "invalid": "bold red", "not_examined": "dim"}
+_Metrics = Mapping[str, Metric]
 
 
-def _table(finding: str, records: Iterable[Record], session: MoetierSession) -> Table:
-    context = session.campaign.context
+def _table(finding: str, records: Sequence[Record], session: MoetierSession) -> Table:
+    contexts = list(session.campaign.contexts.values())
     kinds = [
         word
         for word, yes in (
-            ("synthetic trace", context is None or context.synthetic_trace),
-            ("synthetic pool", context is None or context.synthetic_pool),
+            ("synthetic trace", not contexts or any(one.synthetic_trace for one in contexts)),
+            ("synthetic pool", not contexts or any(one.synthetic_pool for one in contexts)),
         )
         if yes
     ]
     title = f"{finding} ({', '.join(kinds)})" if kinds else finding
     table = Table(title=title, title_justify="left", box=_RULED)
     table.add_column("cell", no_wrap=True)
-    for name in _COLUMNS:
+    columns = _columns(records)
+    for name, _ in columns:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for record in records:
         verdict = f"[{_COLOURS[record.verdict]}]{record.verdict}[/]"
-        table.add_row(record.cell or record.test, *_figures(record), verdict)
+        # An unproved run has no figures to show.
+        metrics = {} if record.verdict == "invalid" else record.metrics
+        table.add_row(record.cell or record.test, *(show(metrics) if metrics else "" for _, show in columns), verdict)
     return table
 
 
-def _figures(record: Record) -> list[str]:
-    """Return the figures of a row; an unproved run has none to show."""
-    metrics = {} if record.verdict == "invalid" else record.metrics
-    seconds, device = metrics.get("seconds_per_iteration"), metrics.get("device_bytes")
-    rail = metrics.get("rail_deviation")
+def _columns(records: Sequence[Record]) -> list[tuple[str, Callable[[_Metrics], str]]]:
+    """Return the columns of a finding's table: those of the capacity curve, or what tells modes apart as well."""
+    names = {name for record in records for name in record.metrics}
+    if names & {"held_bytes", "advice_recall", "oom_kills"} or len({_mode_word(one) for one in records}) > 2:
+        return _MODE_COLUMNS + [one for one in _OPTIONAL_COLUMNS if one[0] in _shown_columns(names)]
+    return _CURVE_COLUMNS
+
+
+def _mode_word(record: Record) -> str:
+    return str(record.cell or "").partition("mglru_")[2]
+
+
+def _shown_columns(names: Collection[str]) -> set[str]:
+    wanted = {"recall": "advice_recall", "written": "written_bytes", "kills": "oom_kills"}
+    return {column for column, name in wanted.items() if name in names}
+
+
+def _scan_steal(metrics: _Metrics) -> str:
     scan = sum(metrics[name].median for name in metrics if name.startswith("scan_"))
     steal = sum(metrics[name].median for name in metrics if name.startswith("steal_"))
-    return [
-        format_seconds(seconds.median) if seconds else "",
-        _range(seconds) if seconds else "",
-        f"{seconds.spread:.1%}" if seconds else "",
-        format_bytes(device.median) if device else "",
-        f"{device.spread:.1%}" if device else "",
-        _bytes(metrics.get("nominal_bytes")),
-        _plain(metrics.get("amplification")),
-        _plain(metrics.get("amplification_at_c")),
-        f"{rail.median:+.1%}" if rail else "",
-        _bytes(metrics.get("observed_capacity_bytes")),
-        f"{scan / steal:.2f}" if steal else "",
-    ]
+    return f"{scan / steal:.2f}" if steal else ""
+
+
+def _spread(name: str) -> Callable[[_Metrics], str]:
+    return lambda metrics: f"{metrics[name].spread:.1%}" if name in metrics else ""
+
+
+def _size(name: str) -> Callable[[_Metrics], str]:
+    return lambda metrics: format_bytes(metrics[name].median) if name in metrics else ""
+
+
+def _number(name: str, form: str = ".3f") -> Callable[[_Metrics], str]:
+    return lambda metrics: format(metrics[name].median, form) if name in metrics else ""
+
+
+def _time(metrics: _Metrics) -> str:
+    return format_seconds(metrics["seconds_per_iteration"].median) if "seconds_per_iteration" in metrics else ""
+
+
+def _range(metrics: _Metrics) -> str:
+    metric = metrics.get("seconds_per_iteration")
+    return f"{min(metric.values) * 1e3:.4g}-{max(metric.values) * 1e3:.4g}" if metric else ""
+
+
+_HEAD_COLUMNS: list[tuple[str, Callable[[_Metrics], str]]] = [
+    ("s/iter", _time),
+    ("range, ms", _range),
+    ("spread", _spread("seconds_per_iteration")),
+    ("device/iter", _size("device_bytes")),
+    ("spread", _spread("device_bytes")),
+]
+_CURVE_COLUMNS = [
+    *_HEAD_COLUMNS,
+    ("nominal", _size("nominal_bytes")),
+    ("amp", _number("amplification")),
+    ("amp@C", _number("amplification_at_c")),
+    ("rail", _number("rail_deviation", "+.1%")),
+    ("resident", _size("observed_capacity_bytes")),
+    ("scan/steal", _scan_steal),
+    ("LRU set", _number("lru_overlap", ".1%")),
+]
+_MODE_COLUMNS = [
+    *_HEAD_COLUMNS,
+    ("served", _number("demand_served", ".1%")),
+    ("own", _size("held_bytes")),
+    ("amp", _number("amplification")),
+    ("holds", _size("observed_capacity_bytes")),
+    ("majflt", _number("major_faults", ".4g")),
+    ("cpu/iter", lambda metrics: _seconds(metrics.get("cpu_seconds_per_iteration"))),
+]
+_OPTIONAL_COLUMNS: list[tuple[str, Callable[[_Metrics], str]]] = [
+    ("recall", _number("advice_recall")),
+    ("written", _size("written_bytes")),
+    ("kills", _number("oom_kills", ".0f")),
+]
+
+
+def _seconds(metric: Metric | None) -> str:
+    return format_seconds(metric.median) if metric else ""
 
 
 _MARKS = {"supported": "s", "refuted": "r", "not_examined": "n"}
@@ -235,18 +295,6 @@ def _marked(record: Record, name: str) -> str:
     return f"{text}[{_COLOURS[verdict]}]{_MARKS[verdict]}[/]"
 
 
-def _range(metric: Metric) -> str:
-    return f"{min(metric.values) * 1e3:.4g}-{max(metric.values) * 1e3:.4g}"
-
-
-def _bytes(metric: Metric | None) -> str:
-    return format_bytes(metric.median) if metric else ""
-
-
-def _plain(metric: Metric | None) -> str:
-    return f"{metric.median:.3f}" if metric else ""
-
-
 def _remarks(session: MoetierSession) -> list[str]:
     records = list(session.records.values())
     lines = [f"note: {note}" for note in session.campaign.notes]
@@ -259,11 +307,19 @@ def _remarks(session: MoetierSession) -> list[str]:
             where = f"{record.cell} {_test_word(record)}" if record.traced else record.cell or record.test
             said = record.reason.splitlines()
             lines += [f"{record.verdict} {where}: {line}" for line in (said if record.traced else said[:1])]
+    lines += [f"supported {one.test}: {judged}" for one in records for judged in _told(one)]
     lines += _not_examined([one for one in records if one.traced and one.verdict == "not_examined"])
     lines += [line for record in records if (line := _lowered(record))]
+    lines += [line for record in records for line in _knowing(record)]
     counts = {name: sum(one.verdict == name for one in records) for name in _COLOURS}
     lines.append("verdicts: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return lines
+
+
+def _told(record: Record) -> list[str]:
+    """Return the judgements of a supported finding over several cells: its figures have no row of their own."""
+    alone = record.traced or record.cell is not None or record.verdict != "supported"
+    return [] if alone else [str(one) for one in record.judgements]
 
 
 def _not_examined(records: Iterable[Record]) -> list[str]:
@@ -275,6 +331,23 @@ def _not_examined(records: Iterable[Record]) -> list[str]:
     for (why, trace), names in tests.items():
         traces.setdefault((why, ", ".join(names)), []).append(trace)
     return [f"not_examined {', '.join(each)} ({names}): {why}" for (why, names), each in traces.items()]
+
+
+def _knowing(record: Record) -> list[str]:
+    """Return what a cell was given to know: an oracle is labelled so, a predictor by its recall, and its delivery."""
+    if record.verdict == "invalid":
+        return []
+    lines = [f"given {record.cell}: {one.words}" for one in record.lists]
+    found = {name.removeprefix("prefetch_"): one.median for name, one in record.metrics.items()}
+    if "prefetch_submitted" in record.metrics:
+        came = found["became_resident_bytes"] or found["read_bytes"]
+        verb = "became resident" if found["became_resident_bytes"] else "were read"
+        lines.append(
+            f"prefetch {record.cell}: {found['submitted']:.0f} lists submitted, {found['completed']:.0f} completed,"
+            f" {found['overwritten']:.0f} overwritten; of {format_bytes(found['asked_bytes'])} asked"
+            f" {format_bytes(found['resident_before_bytes'])} were resident before, {format_bytes(came)} {verb}"
+        )
+    return lines
 
 
 def _lowered(record: Record) -> str:
@@ -289,11 +362,12 @@ def _lowered(record: Record) -> str:
 def _comparison(session: MoetierSession, *, markup: bool) -> list[str]:
     """Return the tables of this session / the stored ones: cells and traces each with the newest that has such."""
     lines = []
-    context = session.campaign.context
-    current = {one.cell.id: metrics_of(one.runs) for one in session.campaign.results.values() if one.proved}
-    if session.baseline is not None and context is not None:
+    proved = [one for one in session.campaign.results.values() if one.proved]
+    current = {one.cell.id: metrics_of(one.runs) for one in proved}
+    if session.baseline is not None and current:
         path, cells = session.baseline
-        lines += _ratios(path, compare(cells, current, context, _COMPARED), current, _COMPARED, markup=markup)
+        contexts = {one.cell.id: session.campaign.contexts[one.cell.workload] for one in proved}
+        lines += _ratios(path, compare(cells, current, contexts, _COMPARED), current, _COMPARED, markup=markup)
     traced = {str(one.cell): one for one in session.records.values() if one.traced and not one.over}
     if session.routing_baseline is not None and traced:
         path, stored = session.routing_baseline
@@ -456,6 +530,7 @@ def _document(session: MoetierSession) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "host": host_facts().as_json(),
         "context": asdict(session.campaign.context) if session.campaign.context else None,
+        "contexts": {word: asdict(one) for word, one in session.campaign.contexts.items()},
         "results": [_result(record) for record in session.records.values()],
     }
 
@@ -473,6 +548,7 @@ def _result(record: Record) -> dict[str, Any]:
             {
                 "id": one.bound.id,
                 "value": one.value,
+                "seen": one.value,
                 "expected": one.bound.text,
                 "verdict": one.verdict,
                 "source": one.bound.source,
@@ -480,6 +556,7 @@ def _result(record: Record) -> dict[str, Any]:
             for one in record.judgements
         ],
         "metrics": {name: metric_json(metric) for name, metric in record.metrics.items()} if proved else {},
+        "lists": [list_json(one) for one in record.lists],
         "proof": [proof_json(proof) for proof in record.proofs],
         **(traced if record.traced else {}),
     }
@@ -495,11 +572,9 @@ def _learned(session: MoetierSession) -> dict[str, Any]:
     Statistics of traces are no figures of a host: of them, only the refutations are learned.
     """
     facts = host_facts()
-    context = session.campaign.context
-    kind = " of a synthetic trace" if context is None or context.synthetic_trace else ""
     day = time.strftime("%Y-%m-%d")
     bounds = [
-        _learned_bound(result, metric, margin, day, kind)
+        _learned_bound(result, metric, margin, day, _kind(session, result.cell))
         for result in session.campaign.results.values()
         if result.proved
         for name, margin in _LEARNED
@@ -520,6 +595,11 @@ def _learned(session: MoetierSession) -> dict[str, Any]:
         "bounds": bounds,
         "known": known,
     }
+
+
+def _kind(session: MoetierSession, cell: Cell) -> str:
+    context = session.campaign.context_of(cell)
+    return " of a synthetic trace" if context is None or context.synthetic_trace else ""
 
 
 def _learned_bound(result: CellResult, metric: Metric, margin: float, day: str, kind: str) -> dict[str, Any]:

@@ -15,13 +15,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_moetier.cell import MECHANISMS, MGLRU_STATES, Cell
+from pytest_moetier.cell import MECHANISMS, MGLRU_STATES, SPINES, WORKLOADS, Cell
 from pytest_moetier.errors import InputError
+from pytest_moetier.modes import PREFETCH, mode_of
 from pytest_moetier.units import Capacity, parse_bytes
 from pytest_moetier.verdicts import SESSION, MoetierSession
 
 if TYPE_CHECKING:
     from pytest_moetier.routing import Subject
+
+
+CAPACITIES = "4.4%,8.8%,17.7%,30.9%"
+"""The capacities of the paper's Table 2, as shares of its pool: what is measured unless others are named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +38,10 @@ class Options:
     capacities: tuple[Capacity, ...]
     mechanisms: tuple[str, ...]
     mglru: tuple[str, ...]
+    modes: tuple[str, ...]
+    advice: Path | None
+    min_recall: float
+    compute_seconds: float
     rounds: int
     seed: int | None
     iterations: int
@@ -72,6 +81,10 @@ def _read(config: pytest.Config) -> Options:
         capacities=_capacities(option(config, "capacity")),
         mechanisms=_choices(option(config, "mechanism"), "mechanism", MECHANISMS),
         mglru=_mglru(option(config, "mglru")),
+        modes=_modes(option(config, "mode")),
+        advice=Path(option(config, "advice")) if option(config, "advice") else None,
+        min_recall=_share(option(config, "min_recall") or "0", "min-recall"),
+        compute_seconds=_seconds(option(config, "compute") or "0", "compute"),
         rounds=_number(option(config, "rounds"), "rounds", minimum=1),
         seed=_number(seed, "seed", minimum=0) if seed else None,
         iterations=_number(option(config, "iterations") or "0", "iterations", minimum=0),
@@ -121,6 +134,23 @@ def _choices(value: str | Iterable[str], name: str, known: tuple[str, ...]) -> t
 def _mglru(value: str | Iterable[str]) -> tuple[str, ...]:
     words = _choices(value, "mglru", (*MGLRU_STATES, "both"))
     return tuple(dict.fromkeys(state for word in words for state in (("on", "off") if word == "both" else (word,))))
+
+
+def _modes(value: str | Iterable[str]) -> tuple[str, ...]:
+    words = _words(value, "mode")
+    for word in words:
+        mode_of(word)
+    return tuple(words)
+
+
+def _share(value: str | float, name: str) -> float:
+    try:
+        share = float(str(value))
+    except ValueError:
+        share = math.nan
+    if not 0 <= share <= 1:
+        raise InputError(f"--moetier-{name} {value!r} is no share", "0 to 1")
+    return share
 
 
 def _number(value: str | int, name: str, minimum: int) -> int:
@@ -225,25 +255,41 @@ def cells_for(config: pytest.Config, definition: pytest.Item) -> list[Cell]:
     options = read_options(config)
     marker = definition.get_closest_marker("moetier")
     chosen = dict(marker.kwargs) if marker else {}
+    given = option(config, "capacity") != CAPACITIES
     try:
-        return _cells(options, chosen, definition.path.stem.removeprefix("test_"))
+        return _cells(options, chosen, definition.path.stem.removeprefix("test_"), given=given)
     except InputError as error:
         raise pytest.UsageError(f"pytest-moetier: {definition.nodeid}: {error}") from error
 
 
-def _cells(options: Options, chosen: dict[str, Any], finding: str) -> list[Cell]:
-    if unknown := set(chosen) - {"finding", "capacity", "mechanism", "mglru", "mode"}:
-        raise InputError(f"marker moetier has {sorted(unknown)}", "finding, capacity, mechanism, mglru or mode")
+_MARKED = ("finding", "capacity", "default_capacity", "mechanism", "mglru", "mode", "prefetch", "workload", "fill")
+_MARKED_TOO = ("spine", "read_limit")
+
+
+def _cells(options: Options, chosen: dict[str, Any], finding: str, *, given: bool) -> list[Cell]:
+    """Return the cells that a marker's ``chosen`` words name; ``given``: the user named capacities."""
+    if unknown := set(chosen) - {*_MARKED, *_MARKED_TOO}:
+        raise InputError(f"marker moetier has {sorted(unknown)}", "only " + ", ".join((*_MARKED, *_MARKED_TOO)))
     capacities: Iterable[Capacity] = options.capacities
     if "capacity" in chosen:
         capacities = _capacities(chosen["capacity"])
-    mechanisms = _choices(chosen.get("mechanism", options.mechanisms), "mechanism", MECHANISMS)
-    mglru = _mglru(chosen.get("mglru", options.mglru))
-    modes = _words(chosen.get("mode", "page_cache"), "mode")
-    return [
-        Cell(chosen.get("finding", finding), capacity, mechanism, state, mode)
-        for capacity, mechanism, state, mode in itertools.product(capacities, mechanisms, mglru, modes)
-    ]
+    elif "default_capacity" in chosen and not given:
+        capacities = _capacities(chosen["default_capacity"])
+    limits = chosen.get("read_limit", 0)
+    limits = [limits] if isinstance(limits, str | int) else limits
+    axes = (
+        capacities,
+        _choices(chosen.get("mechanism", options.mechanisms), "mechanism", MECHANISMS),
+        _mglru(chosen.get("mglru", options.mglru)),
+        _modes(chosen.get("mode", options.modes)),
+        _choices(chosen.get("prefetch", "none"), "prefetch", PREFETCH),
+        _choices(chosen.get("workload", "single"), "workload", WORKLOADS),
+        ("",) if "fill" not in chosen else _words(chosen["fill"], "fill"),
+        _choices(chosen.get("spine", "none"), "spine", SPINES),
+        tuple(_size(one, "read_limit") if one else 0 for one in limits),
+    )
+    name = chosen.get("finding", finding)
+    return [Cell(name, *point) for point in itertools.product(*axes)]
 
 
 def subjects_for(config: pytest.Config) -> tuple[Subject, ...]:
@@ -277,6 +323,7 @@ def build_session(config: pytest.Config) -> MoetierSession:
     from pytest_moetier.host.probe import host_facts  # noqa: PLC0415
     from pytest_moetier.progress import reporter  # noqa: PLC0415
     from pytest_moetier.routing import DEFAULT_SEED, Studies  # noqa: PLC0415
+    from pytest_moetier.workloads import Asked  # noqa: PLC0415
 
     options = read_options(config)
     if problem := storage_problem(config):
@@ -286,8 +333,7 @@ def build_session(config: pytest.Config) -> MoetierSession:
         )
     settings = Settings(
         pool=options.pool,
-        trace=options.traces[0][1] if options.traces else None,
-        iterations=options.iterations,
+        asked=Asked(options.traces, options.iterations, options.advice, options.min_recall),
         rounds=options.rounds,
         seed=options.seed if options.seed is not None else int(time.time()) % 1_000_000,
         threads=options.threads,
@@ -295,6 +341,7 @@ def build_session(config: pytest.Config) -> MoetierSession:
         wait_seconds=options.wait_seconds,
         stamps=options.stamps,
         stop_early=config.getvalue("maxfail") == 1,
+        compute_seconds=options.compute_seconds,
     )
     name = option(config, "profile")
     try:
@@ -311,5 +358,8 @@ def build_session(config: pytest.Config) -> MoetierSession:
     if option(config, "compare"):
         session.baseline, session.routing_baseline = latest_stored(config), latest_stored(config, traces=True)
     if len(options.traces) > 1:
-        session.cell_notes.append(f"{len(options.traces)} traces given: cells replay the first, {options.traces[0][1]}")
+        session.cell_notes.append(
+            f"{len(options.traces)} traces given: cells replay the first, {options.traces[0][1]};"
+            " the others are other domains, and streams of a batch"
+        )
     return session

@@ -22,9 +22,10 @@ from pytest_moetier.errors import InputError
 if TYPE_CHECKING:
     from pytest_moetier.campaign import Campaign, CellResult
     from pytest_moetier.cell import Cell
-    from pytest_moetier.finding import Bound, Judgement, Metric, Profile
+    from pytest_moetier.finding import Bound, Judgement, Metric, Profile, Span
     from pytest_moetier.progress import Reporter
     from pytest_moetier.proof import Proof, ProvedRun
+    from pytest_moetier.replay import ListFile
     from pytest_moetier.routing import Studies, Subject
 
 SESSION = pytest.StashKey["MoetierSession"]()
@@ -85,6 +86,7 @@ class Record:
     accounting: Sequence[Mapping[str, Any]] = ()
     traced: bool = False
     over: bool = False
+    lists: Sequence[ListFile] = ()
 
 
 class MoetierSession:
@@ -136,7 +138,7 @@ class MoetierSession:
 
     def measured(self, items: Iterable[pytest.Item]) -> Mapping[str, CellResult]:
         """Return all results, measuring every selected cell of the session on the first call."""
-        cells = [item.callspec.params["moetier_cell"] for item in items if _has_cell(item)]  # type: ignore[attr-defined]
+        cells = cells_of(items)
         self._catch_signals()
         self.campaign.notes += self.cell_notes
         self.cell_notes = []
@@ -184,10 +186,11 @@ class MoetierSession:
             finding, label = cell.finding, cell.id
         return self.records.setdefault(node.nodeid, Record(finding, node.name, label))
 
-    def note(self, node: pytest.Item, cell: Cell, metrics: Mapping[str, Metric], proofs: Sequence[Proof]) -> None:
-        """Keep a cell's metrics and proofs for the reports."""
+    def note(self, node: pytest.Item, cell: Cell, metrics: Mapping[str, Metric], proofs: Sequence[Proof]) -> Record:
+        """Keep a cell's metrics and proofs for the reports, and return its record."""
         record = self.record(node, cell)
         record.metrics, record.proofs = metrics, proofs
+        return record
 
     def verdict(
         self,
@@ -210,8 +213,9 @@ def _end_session(number: int, _frame: object) -> None:
     pytest.exit(f"{signal.Signals(number).name}: measuring was ended, the host is given back", returncode=128 + number)
 
 
-def _has_cell(item: pytest.Item) -> bool:
-    return "moetier_cell" in _params(item)
+def cells_of(items: Iterable[pytest.Item]) -> list[Cell]:
+    """Return the cells that tests ask for."""
+    return [params["moetier_cell"] for params in map(_params, items) if "moetier_cell" in params]
 
 
 def _params(item: pytest.Item) -> Mapping[str, Any]:
@@ -263,7 +267,9 @@ class Judge:
         self.request = request
         self.session = session
 
-    def settle(self, values: Mapping[str, float | None], about: About, reason: str = "", unbound: str = "") -> None:
+    def settle(
+        self, values: Mapping[str, float | Span | None], about: About, reason: str = "", unbound: str = ""
+    ) -> None:
         """Judge ``values`` against the bounds of the test's folder and of the profile; end the test by the verdict.
 
         Args:
@@ -321,18 +327,24 @@ class Judge:
 _UNBOUND = "no bound holds here; expected one in bounds.yaml beside the test, or in a profile"
 
 
-def _shown(values: Mapping[str, float | None], about: About) -> str:
+def _shown(values: Mapping[str, float | Span | None], about: About) -> str:
     """Return the values of a trace in words; a cell's have their place in its table."""
     if not about.iterations:
         return ""
-    told = ", ".join(f"{name} is {'nothing' if one is None else f'{one:.6g}'}" for name, one in values.items())
+    told = ", ".join(f"{name} is {_figure(one)}" for name, one in values.items())
     return f"{told}{about.remark}"
 
 
-def _judged(bound: Bound, value: float | None, about: About, reason: str) -> Judgement:
+def _figure(value: float | Span | None) -> str:
+    if value is None:
+        return "nothing"
+    return f"{value:.6g}" if isinstance(value, float | int) else f"{value.value:.6g}"
+
+
+def _judged(bound: Bound, value: float | Span | None, about: About, reason: str) -> Judgement:
     from pytest_moetier.finding import NOT_EXAMINED, Judgement, judge  # noqa: PLC0415
 
-    if value is not None and (beyond := bound.beyond(about.iterations)):
+    if isinstance(value, float | int) and (beyond := bound.beyond(about.iterations)):
         return Judgement(bound, value, NOT_EXAMINED, f": {beyond}{about.remark}")
     found = judge(bound, value, about.runs, reason)
     return replace(found, reason=found.reason + about.remark)
@@ -343,7 +355,7 @@ class Handle(Judge):
 
     def conclude(
         self,
-        values: Mapping[str, float | None],
+        values: Mapping[str, float | Span | None],
         runs: Iterable[ProvedRun],
         cell: Cell | None = None,
         reason: str = "",

@@ -62,6 +62,7 @@ class Enforced:
         locked_bytes: what the balloon was asked to lock.
         locked_bytes_observed: its VmLck.
         available_bytes: MemAvailable before the warm pass.
+        target_bytes: what it was to be: the capacity less what the replayer had taken of it.
         tolerance_bytes: how far it may be from the capacity.
     """
 
@@ -72,6 +73,7 @@ class Enforced:
     limit_bytes: int | None = None
     locked_bytes: int | None = None
     locked_bytes_observed: int | None = None
+    target_bytes: int | None = None
     tolerance_bytes: int | None = None
 
 
@@ -93,8 +95,11 @@ class Enforcer(Protocol):
     def argv(self, argv: Sequence[str]) -> list[str]:
         """Return the command line that starts ``argv`` where the mechanism wants it."""
 
-    def apply(self, pid: int) -> Enforced:
-        """Enforce the capacity on the waiting replayer ``pid``."""
+    def apply(self, pid: int, budgeted_bytes: int = 0) -> Enforced:
+        """Enforce the capacity on the waiting replayer ``pid``, which has already taken ``budgeted_bytes`` of it.
+
+        What it has taken (a locked arena, a user-space cache) is paid for by the capacity, not on top of it.
+        """
 
     def watch(self) -> str | None:
         """Return why the capacity is no longer enforced, or None."""
@@ -119,9 +124,9 @@ class _Wall:
     def argv(self, argv: Sequence[str]) -> list[str]:
         return self._scope.enter_argv(argv)
 
-    def apply(self, pid: int) -> Enforced:
+    def apply(self, pid: int, budgeted_bytes: int = 0) -> Enforced:
         self._pid = pid
-        own = _own_bytes(self._counters())
+        own = max(0, _own_bytes(self._counters()) - budgeted_bytes)
         slack = own + self._host.pool_files * _KERNEL_BYTES_PER_FILE + _KERNEL_BASE_BYTES
         slack += round(self._capacity_bytes * _KERNEL_SHARE)
         limit = self._scope.set_limit(-(-(self._capacity_bytes + slack) // PAGE_BYTES) * PAGE_BYTES)
@@ -170,14 +175,15 @@ class _Inflated:
     def argv(self, argv: Sequence[str]) -> list[str]:
         return list(argv)
 
-    def apply(self, pid: int) -> Enforced:
+    def apply(self, pid: int, budgeted_bytes: int = 0) -> Enforced:
         del pid  # the whole host is confined, the replayer with it
-        host = self._host
-        self.balloon = inflate_to(host.balloon, self._capacity_bytes, host.reserve_bytes, journal=host.journal)
+        host, target = self._host, self._capacity_bytes - budgeted_bytes
+        self.balloon = inflate_to(host.balloon, target, host.reserve_bytes, journal=host.journal)
         return Enforced(
             available_bytes=mem_available_bytes(),
             locked_bytes=self.balloon.requested_bytes,
             locked_bytes_observed=self.balloon.locked_bytes,
+            target_bytes=target,
             tolerance_bytes=tolerance_bytes(self._capacity_bytes),
         )
 
@@ -205,10 +211,14 @@ class _Booted:
     def argv(self, argv: Sequence[str]) -> list[str]:
         return list(argv)
 
-    def apply(self, pid: int) -> Enforced:
+    def apply(self, pid: int, budgeted_bytes: int = 0) -> Enforced:
         del pid
-        booted = memboot_support(self._capacity_bytes)
-        return Enforced(available_bytes=booted.available_bytes, tolerance_bytes=tolerance_bytes(self._capacity_bytes))
+        target = self._capacity_bytes - budgeted_bytes
+        return Enforced(
+            available_bytes=memboot_support(target).available_bytes,
+            target_bytes=target,
+            tolerance_bytes=tolerance_bytes(self._capacity_bytes),
+        )
 
     def watch(self) -> None:
         return None

@@ -146,12 +146,14 @@ class DiskStat:
         reads: completed read requests.
         read_bytes: bytes read from the device.
         in_flight: requests issued and not completed.
+        written_bytes: bytes written to the device.
     """
 
     name: str
     reads: int
     read_bytes: int
     in_flight: int
+    written_bytes: int
 
 
 def parse_diskstat_row(text: str) -> DiskStat:
@@ -169,7 +171,7 @@ def parse_diskstat_row(text: str) -> DiskStat:
             f"a block statistics row of {len(words)} counters: {text.strip()[:80]!r}",
             f"at least {_STAT_COLUMNS} counters ({_STAT_COLUMNS + 3} columns in /proc/diskstats)",
         )
-    return DiskStat(name, int(words[0]), int(words[2]) * SECTOR_BYTES, int(words[8]))
+    return DiskStat(name, int(words[0]), int(words[2]) * SECTOR_BYTES, int(words[8]), int(words[6]) * SECTOR_BYTES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -108,6 +108,7 @@ class DeviceCounters:
         inflight: requests in flight, reads and writes.
         iostats: whether its queue keeps statistics.
         dio: whether a loop device reads its image by direct I/O; None for other devices.
+        written_bytes: bytes written since it appeared.
     """
 
     name: str
@@ -116,6 +117,7 @@ class DeviceCounters:
     inflight: int | None
     iostats: bool | None
     dio: bool | None
+    written_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,6 +176,7 @@ class Counters:
     pswpout: int | None
     drop_pagecache: int | None
     process_read_bytes: int | None
+    process_write_bytes: int | None
     process_vmlck_bytes: int | None
     process_rss_anon_bytes: int | None
     psi_some_us: int | None
@@ -223,6 +226,7 @@ def parse(capture: Capture, devices: Sequence[BlockDevice] = (), scope: ScopeLik
         pswpout=vm.get("pswpout"),
         drop_pagecache=vm.get("drop_pagecache"),
         process_read_bytes=io.get("read_bytes"),
+        process_write_bytes=io.get("write_bytes"),
         process_vmlck_bytes=status.vmlck_bytes,
         process_rss_anon_bytes=status.rss_anon_bytes,
         psi_some_us=memory.some_us if memory else None,
@@ -265,6 +269,7 @@ def _device(files: Mapping[str, str | None], device: BlockDevice) -> DeviceCount
         inflight=sum(map(int, moving)) if moving else (row.in_flight if row else None),
         iostats=None if iostats is None else iostats != 0,
         dio=None if dio is None else dio == 1,
+        written_bytes=row.written_bytes if row else None,
     )
 
 
@@ -348,11 +353,12 @@ def _ancestors(files: Mapping[str, str | None], scope: ScopeFiles, name: str, ke
 
 @dataclass(frozen=True, slots=True)
 class DeviceInterval:
-    """One device's reads over an interval; None where not observable."""
+    """One device's reads and writes over an interval; None where not observable."""
 
     name: str
     read_bytes: int | None
     reads: int | None
+    written_bytes: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,8 +375,10 @@ class Interval:
     end: str
     seconds: float
     device_read_bytes: int | None
+    device_written_bytes: int | None
     devices: tuple[DeviceInterval, ...]
     process_read_bytes: int | None
+    process_write_bytes: int | None
     pgscan_kswapd: int | None
     pgsteal_kswapd: int | None
     pgscan_direct: int | None
@@ -400,6 +408,7 @@ class Interval:
 
 _SAME_NAME = (
     "process_read_bytes",
+    "process_write_bytes",
     "pgscan_kswapd",
     "pgsteal_kswapd",
     "pgscan_direct",
@@ -431,16 +440,20 @@ def difference(start: Counters, end: Counters) -> Interval:
     if names != [device.name for device in end.devices]:
         raise HarnessError(f"snapshots of {names} and {[device.name for device in end.devices]}", "the same devices")
     devices = tuple(
-        DeviceInterval(a.name, _minus(b.read_bytes, a.read_bytes), _minus(b.reads, a.reads))
+        DeviceInterval(
+            a.name,
+            _minus(b.read_bytes, a.read_bytes),
+            _minus(b.reads, a.reads),
+            _minus(b.written_bytes, a.written_bytes),
+        )
         for a, b in zip(start.devices, end.devices, strict=True)
     )
-    sizes = [device.read_bytes for device in devices]
-    known = [size for size in sizes if size is not None]
     return Interval(
         start=start.at,
         end=end.at,
         seconds=end.clock_seconds - start.clock_seconds,
-        device_read_bytes=sum(known) if sizes and len(known) == len(sizes) else None,
+        device_read_bytes=_total([device.read_bytes for device in devices]),
+        device_written_bytes=_total([device.written_bytes for device in devices]),
         devices=devices,
         **{name: _minus(getattr(end, name), getattr(start, name)) for name in _SAME_NAME},
         memcg_scan=_memcg(start, end, "pgscan"),
@@ -451,6 +464,11 @@ def difference(start: Counters, end: Counters) -> Interval:
         scope_swap_bytes=_scope_minus(start, end, "swap_bytes"),
         ancestor_limit_hits=_scope_minus(start, end, "ancestor_limit_hits"),
     )
+
+
+def _total(sizes: Sequence[int | None]) -> int | None:
+    known = [size for size in sizes if size is not None]
+    return sum(known) if sizes and len(known) == len(sizes) else None
 
 
 def _minus(end: int | None, start: int | None) -> int | None:
