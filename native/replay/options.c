@@ -8,21 +8,28 @@
 
 #include "common/number.h"
 
-const char *const mode_names[] = {"page_cache", "fadv_random", "mmap", "direct", NULL};
+const char *const mode_names[] = {
+    "page_cache", "fadv_random", "mmap", "mmap_random", "mmap_willneed", "mmap_populate", "mmap_pread", "mmap_background",
+    "direct", "drop", "pinned", "user_lru", "user_lfu", "write_private", "write_shared", NULL,
+};
 static const char *const stamps_names[] = {"full", "ends", "none", NULL};
 static const char *const hits_names[] = {"none", "cachestat", "mincore", "auto", NULL};
 
-enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64 };
+enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64, PAGE = 4096 };
 
 enum option_key {
     OPTION_ROOT = 1, OPTION_MODE, OPTION_THREADS, OPTION_PASSES, OPTION_DESTINATIONS, OPTION_STAMPS, OPTION_HITS,
     OPTION_HITS_PASSES, OPTION_RESIDENCY_SAMPLES, OPTION_CAPTURE, OPTION_DEVICE_STAT, OPTION_INFLIGHT, OPTION_WAIT,
-    OPTION_SELF_TEST, OPTION_HELP, OPTION_VERSION,
+    OPTION_SELF_TEST, OPTION_HELP, OPTION_VERSION, OPTION_WARM_MODE, OPTION_CHUNK_BYTES, OPTION_BACKGROUND_THREADS,
+    OPTION_EXPERTS_EXIT,
 };
 
 static const struct option long_options[] = {
     {"root", required_argument, NULL, OPTION_ROOT},
     {"mode", required_argument, NULL, OPTION_MODE},
+    {"warm-mode", required_argument, NULL, OPTION_WARM_MODE},
+    {"chunk-bytes", required_argument, NULL, OPTION_CHUNK_BYTES},
+    {"background-threads", required_argument, NULL, OPTION_BACKGROUND_THREADS},
     {"threads", required_argument, NULL, OPTION_THREADS},
     {"passes", required_argument, NULL, OPTION_PASSES},
     {"destinations", required_argument, NULL, OPTION_DESTINATIONS},
@@ -30,6 +37,7 @@ static const struct option long_options[] = {
     {"hits", required_argument, NULL, OPTION_HITS},
     {"hits-passes", required_argument, NULL, OPTION_HITS_PASSES},
     {"residency-samples", required_argument, NULL, OPTION_RESIDENCY_SAMPLES},
+    {"experts-exit", required_argument, NULL, OPTION_EXPERTS_EXIT},
     {"capture", required_argument, NULL, OPTION_CAPTURE},
     {"device-stat", required_argument, NULL, OPTION_DEVICE_STAT},
     {"inflight", required_argument, NULL, OPTION_INFLIGHT},
@@ -45,7 +53,21 @@ void options_help(void)
     puts("moetier-replay PLAN [options]: read a plan's experts, iteration by iteration; JSON lines on stdout\n"
          "\n"
          "  --root DIR             folder that the plan's paths start from (default .)\n"
-         "  --mode MODE            page_cache (pread), fadv_random, mmap or direct (default page_cache)\n"
+         "  --mode MODE            where the bytes of a hit come from (default page_cache):\n"
+         "                           page_cache, fadv_random    pread, without or with FADV_RANDOM\n"
+         "                           mmap, mmap_random          a copy from a mapping, without or with MADV_RANDOM\n"
+         "                           mmap_willneed              the same after madvise(WILLNEED) on the extent\n"
+         "                           mmap_populate              the same after MADV_POPULATE_READ (Linux 5.14)\n"
+         "                           mmap_pread                 the same after a pread to scratch memory and WILLNEED\n"
+         "                           mmap_background            the same beside threads that pread ahead\n"
+         "                           direct                     pread with O_DIRECT: no page cache\n"
+         "                           drop                       pread, then DONTNEED: nothing is kept\n"
+         "                           pinned, user_lru, user_lfu memory of this program's own\n"
+         "                           write_private              pread into a private mapping, in place (copy-on-write)\n"
+         "                           write_shared               pread into a shared mapping, in place: every page is dirtied\n"
+         "  --warm-mode MODE       how every pass but the last reads (default as --mode)\n"
+         "  --chunk-bytes N        pread at most N bytes at once, ascending; 0: a whole extent (default 0)\n"
+         "  --background-threads N threads of mmap_background that pread ahead (default 1)\n"
          "  --threads N            threads that share each iteration's accesses (default 2)\n"
          "  --passes NAME,...      replay the whole plan once per name (default warm,measured)\n"
          "  --destinations N       distinct page-aligned buffers, each as large as the largest expert (default max(64, threads))\n"
@@ -53,6 +75,7 @@ void options_help(void)
          "  --hits PROBE           none, cachestat, mincore or auto: resident bytes before each read (default none)\n"
          "  --hits-passes NAME,... count hits in these passes alone (default all)\n"
          "  --residency-samples N  whole-pool residency at N iteration borders of each pass, beside entry and exit (default 0)\n"
+         "  --experts-exit NAME,... report every expert's resident bytes at the exit of these passes\n"
          "  --capture PATH         record this file raw at each pass's entry and exit (repeatable)\n"
          "  --device-stat PATH     a /sys/dev/block/M:m/stat file: bytes read per iteration (repeatable)\n"
          "  --inflight PATH        a /sys/dev/block/M:m/inflight file: wait for 0 before each capture (repeatable)\n"
@@ -112,7 +135,7 @@ static bool parse_passes(struct names *names, const char *option, char *text, st
 
 static bool parse_choice(const char *const *choices, const char *option, const char *text, int *chosen, struct failure *failure)
 {
-    char expected[128] = "one of";
+    char expected[256] = "one of";
     for (int i = 0; choices[i]; i++) {
         if (strcmp(choices[i], text) == 0) {
             *chosen = i;
@@ -144,6 +167,17 @@ static bool apply(struct options *options, int key, char *text, struct failure *
         good = parse_choice(mode_names, "mode", text, &choice, failure);
         options->mode = (enum mode)choice;
         break;
+    case OPTION_WARM_MODE:
+        good = parse_choice(mode_names, "warm-mode", text, &choice, failure);
+        options->warm_mode = (enum mode)choice;
+        options->has_warm_mode = true;
+        break;
+    case OPTION_CHUNK_BYTES: return parse_count("chunk-bytes", text, 0, 1u << 30, &options->chunk_bytes, failure);
+    case OPTION_BACKGROUND_THREADS:
+        good = parse_count("background-threads", text, 1, MOST_THREADS, &count, failure);
+        options->background_threads = (uint32_t)count;
+        break;
+    case OPTION_EXPERTS_EXIT: return parse_passes(&options->experts_exit, "experts-exit", text, failure);
     case OPTION_STAMPS:
         good = parse_choice(stamps_names, "stamps", text, &choice, failure);
         options->stamps = (enum stamps)choice;
@@ -172,6 +206,44 @@ static bool apply(struct options *options, int key, char *text, struct failure *
     return good;
 }
 
+static bool preads_in_chunks(enum mode mode)
+{
+    return mode == MODE_PAGE_CACHE || mode == MODE_FADV_RANDOM || mode == MODE_DIRECT || mode == MODE_DROP || mode == MODE_PINNED;
+}
+
+// The modes, and the options that only some of them know: one that would do nothing is refused.
+static bool complete_modes(struct options *options, struct failure *failure)
+{
+    char number[24];
+    if (!options->has_warm_mode)
+        options->warm_mode = options->mode;
+    else if (mode_owns(options->warm_mode) || mode_writes(options->warm_mode))
+        return usage(failure, "warm-mode", mode_names[options->warm_mode],
+                     "a mode that has no memory of its own and writes nothing");
+    if (mode_owns(options->mode))
+        return usage(failure, "mode", mode_names[options->mode], "another mode: this one is not built yet");
+    snprintf(number, sizeof number, "%" PRIu64, options->chunk_bytes);
+    if (options->chunk_bytes && !preads_in_chunks(options->mode) && !preads_in_chunks(options->warm_mode))
+        return usage(failure, "chunk-bytes", number, "a mode that reads by pread alone: page_cache, fadv_random, drop or direct");
+    if (options->chunk_bytes % PAGE != 0 && options_use(options, MODE_DIRECT))
+        return usage(failure, "chunk-bytes", number, "a multiple of 4096 in mode direct");
+    bool background = options_use(options, MODE_MMAP_BACKGROUND);
+    snprintf(number, sizeof number, "%" PRIu32, options->background_threads);
+    if (options->background_threads && !background)
+        return usage(failure, "background-threads", number, "--mode or --warm-mode mmap_background");
+    if (background && options->background_threads == 0)
+        options->background_threads = 1;
+    return true;
+}
+
+static bool known_passes(const struct options *options, const char *option, const struct names *names, struct failure *failure)
+{
+    for (size_t i = 0; i < names->count; i++)
+        if (!names_hold(&options->passes, names->items[i]))
+            return usage(failure, option, names->items[i], "names that --passes holds");
+    return true;
+}
+
 static bool complete(struct options *options, int argc, char **argv, struct failure *failure)
 {
     if (options->help || options->version || (options->self_test && optind == argc))
@@ -187,10 +259,8 @@ static bool complete(struct options *options, int argc, char **argv, struct fail
     if (options->destinations < options->threads)
         return failure_set(failure, EXIT_USAGE, "usage", "%" PRIu64 " destinations for %" PRIu32
                            " threads: expected at least one each", options->destinations, options->threads);
-    for (size_t i = 0; i < options->hits_passes.count; i++)
-        if (!names_hold(&options->passes, options->hits_passes.items[i]))
-            return usage(failure, "hits-passes", options->hits_passes.items[i], "names that --passes holds");
-    return true;
+    return known_passes(options, "hits-passes", &options->hits_passes, failure) &&
+           known_passes(options, "experts-exit", &options->experts_exit, failure) && complete_modes(options, failure);
 }
 
 bool options_parse(struct options *options, int argc, char **argv, struct failure *failure)
@@ -210,8 +280,8 @@ bool options_parse(struct options *options, int argc, char **argv, struct failur
 
 void options_free(struct options *options)
 {
-    struct names *all[] = {&options->passes, &options->hits_passes, &options->captures, &options->device_stats,
-                           &options->inflights};
+    struct names *all[] = {&options->passes, &options->hits_passes, &options->experts_exit, &options->captures,
+                           &options->device_stats, &options->inflights};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]->items);
 }

@@ -8,7 +8,24 @@
 
 #include "common/failure.h"
 
-enum mode { MODE_PAGE_CACHE, MODE_FADV_RANDOM, MODE_MMAP, MODE_DIRECT };
+// Where the bytes of a hit come from; in the order of mode_names.
+enum mode {
+    MODE_PAGE_CACHE,
+    MODE_FADV_RANDOM,
+    MODE_MMAP,
+    MODE_MMAP_RANDOM,
+    MODE_MMAP_WILLNEED,
+    MODE_MMAP_POPULATE,
+    MODE_MMAP_PREAD,
+    MODE_MMAP_BACKGROUND,
+    MODE_DIRECT,
+    MODE_DROP,
+    MODE_PINNED,
+    MODE_USER_LRU,
+    MODE_USER_LFU,
+    MODE_WRITE_PRIVATE,
+    MODE_WRITE_SHARED,
+};
 enum stamps { STAMPS_FULL, STAMPS_ENDS, STAMPS_NONE };
 enum hits { HITS_NONE, HITS_CACHESTAT, HITS_MINCORE, HITS_AUTO };
 
@@ -20,7 +37,11 @@ struct names {
 struct options {
     const char *plan;
     const char *root;
-    enum mode mode;
+    enum mode mode;      // of the last pass
+    enum mode warm_mode; // of all passes before it
+    bool has_warm_mode;  // it was asked for
+    uint64_t chunk_bytes; // of one pread; 0: the whole extent
+    uint32_t background_threads; // 0 where neither mode reads ahead
     uint32_t threads;
     uint64_t destinations;
     enum stamps stamps;
@@ -28,6 +49,7 @@ struct options {
     uint64_t residency_samples;
     struct names passes;
     struct names hits_passes; // empty: all
+    struct names experts_exit; // passes whose exit reports every expert's residency
     struct names captures;
     struct names device_stats;
     struct names inflights;
@@ -38,6 +60,30 @@ struct options {
 };
 
 extern const char *const mode_names[];
+
+// Copies from mappings that cannot be written.
+static inline bool mode_maps(enum mode mode)
+{
+    return mode >= MODE_MMAP && mode <= MODE_MMAP_BACKGROUND;
+}
+
+// Keeps experts in memory of its own, beside the page cache.
+static inline bool mode_owns(enum mode mode)
+{
+    return mode >= MODE_PINNED && mode <= MODE_USER_LFU;
+}
+
+// Writes into mappings of the pool.
+static inline bool mode_writes(enum mode mode)
+{
+    return mode == MODE_WRITE_PRIVATE || mode == MODE_WRITE_SHARED;
+}
+
+// Whether one of the passes reads so.
+static inline bool options_use(const struct options *options, enum mode mode)
+{
+    return options->mode == mode || options->warm_mode == mode;
+}
 
 bool options_parse(struct options *options, int argc, char **argv, struct failure *failure);
 
