@@ -35,10 +35,14 @@ static uint64_t available_bytes(void)
     return kib * 1024;
 }
 
-bool destinations_map(struct destinations *destinations, const struct plan *plan, enum mode mode, uint64_t count,
+bool destinations_map(struct destinations *destinations, const struct plan *plan, const struct options *options,
                       struct failure *failure)
 {
-    uint64_t stride = largest_expert(plan, mode);
+    uint64_t count = options->destinations;
+    uint64_t stride = largest_expert(plan, options->mode);
+    uint64_t warm_stride = largest_expert(plan, options->warm_mode);
+    if (warm_stride > stride)
+        stride = warm_stride;
     uint64_t bytes;
     if (__builtin_mul_overflow(stride, count, &bytes))
         bytes = UINT64_MAX;

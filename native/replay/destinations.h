@@ -18,7 +18,8 @@ struct destinations {
     uint64_t mapped;
 };
 
-bool destinations_map(struct destinations *destinations, const struct plan *plan, enum mode mode, uint64_t count,
+// As many as --destinations says, large enough for both modes.
+bool destinations_map(struct destinations *destinations, const struct plan *plan, const struct options *options,
                       struct failure *failure);
 
 static inline char *destination(const struct destinations *destinations, uint64_t index)

@@ -27,7 +27,9 @@ void event_start(struct json *line, const struct options *options, const struct 
     json_string(line, "version", MOETIER_VERSION);
     json_u64(line, "pid", (uint64_t)getpid());
     json_string(line, "mode", mode_names[options->mode]);
+    json_string(line, "warm_mode", mode_names[options->warm_mode]);
     json_u64(line, "threads", options->threads);
+    json_u64(line, "background_threads", options->background_threads);
     json_u64(line, "destinations", options->destinations);
     json_u64(line, "destination_bytes", destination_bytes);
     json_string(line, "copy", copy_name(options->mode));
@@ -59,6 +61,17 @@ void event_residency(struct json *line, const struct pass *pass, const char *at,
     json_send(line);
 }
 
+void event_experts(struct json *line, const struct pass *pass, const uint64_t *resident_bytes, uint64_t n_experts)
+{
+    json_event(line, "experts");
+    json_string(line, "pass", pass->name);
+    json_open_array(line, "resident_bytes");
+    for (uint64_t i = 0; i < n_experts; i++)
+        json_u64(line, NULL, resident_bytes[i]);
+    json_close_array(line);
+    json_send(line);
+}
+
 static void put_if(struct json *line, const char *key, bool known, uint64_t value)
 {
     if (known)
@@ -68,7 +81,7 @@ static void put_if(struct json *line, const char *key, bool known, uint64_t valu
 }
 
 void event_iteration(struct json *line, const struct pass *pass, double wall_seconds, const struct tally *tally,
-                     const struct counters *counters)
+                     const struct usage *usage, const struct counters *counters)
 {
     json_event(line, "iteration");
     json_string(line, "pass", pass->name);
@@ -85,6 +98,8 @@ void event_iteration(struct json *line, const struct pass *pass, double wall_sec
     json_close_array(line);
     struct count process = counters_delta(counters, counters->n_devices);
     put_if(line, "process_read_bytes", process.known, process.bytes);
+    json_u64(line, "major_faults", usage->major_faults);
+    json_u64(line, "minor_faults", usage->minor_faults);
     json_send_soon(line);
 }
 
@@ -101,6 +116,10 @@ void event_pass(struct json *line, const struct pass *pass)
     json_u64(line, "stamps_checked", pass->tally.stamps);
     put_if(line, "hit_bytes", pass->counts_hits, pass->tally.hit_bytes);
     put_if(line, "hit_accesses", pass->counts_hits, pass->tally.hit_accesses);
+    json_u64(line, "major_faults", pass->usage.major_faults);
+    json_u64(line, "minor_faults", pass->usage.minor_faults);
+    json_seconds(line, "user_seconds", pass->usage.user_seconds);
+    json_seconds(line, "system_seconds", pass->usage.system_seconds);
     json_bool(line, "partial", pass->partial);
     json_send(line);
 }

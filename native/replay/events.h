@@ -13,8 +13,9 @@ void event_start(struct json *line, const struct options *options, const struct 
 void event_ready(struct json *line);
 void event_residency(struct json *line, const struct pass *pass, const char *at, double when, uint64_t resident_bytes,
                      uint64_t pool_bytes, double cost_seconds);
+void event_experts(struct json *line, const struct pass *pass, const uint64_t *resident_bytes, uint64_t n_experts);
 void event_iteration(struct json *line, const struct pass *pass, double wall_seconds, const struct tally *tally,
-                     const struct counters *counters);
+                     const struct usage *usage, const struct counters *counters);
 void event_pass(struct json *line, const struct pass *pass);
 void event_end(struct json *line, bool partial, int exit);
 

@@ -7,6 +7,7 @@
 #include <unistd.h>
 
 #include "common/parent.h"
+#include "replay/background.h"
 #include "replay/capture.h"
 #include "replay/counters.h"
 #include "replay/destinations.h"
@@ -17,6 +18,7 @@
 #include "replay/plan.h"
 #include "replay/pool.h"
 #include "replay/probe.h"
+#include "replay/sigbus.h"
 #include "replay/stop.h"
 #include "replay/worker.h"
 
@@ -26,6 +28,8 @@ struct replay {
     struct pool pool;
     struct probe_choice probe;
     struct maps maps;
+    struct maps writable;
+    struct background background;
     struct destinations destinations;
     struct counters counters;
     struct capture capture;
@@ -39,12 +43,17 @@ enum { OTHER_FDS = 64 };
 // mincore asks about mappings; "auto" does without hits where the pool has more files than can be mapped.
 static bool open_maps(struct replay *replay, struct failure *failure)
 {
-    bool for_hits = replay->options.hits != HITS_NONE && replay->probe.probe == PROBE_MINCORE;
-    if (replay->options.mode != MODE_MMAP && !for_hits)
+    const struct options *options = &replay->options;
+    bool for_hits = options->hits != HITS_NONE && replay->probe.probe == PROBE_MINCORE;
+    bool for_copies = mode_maps(options->mode) || mode_maps(options->warm_mode);
+    enum access access = options->mode == MODE_WRITE_PRIVATE ? ACCESS_WRITE_PRIVATE : ACCESS_WRITE_SHARED;
+    if (mode_writes(options->mode) && !maps_open(&replay->writable, &replay->pool, access, failure))
+        return false;
+    if (!for_copies && !for_hits)
         return true;
-    if (maps_open(&replay->maps, &replay->pool, failure))
+    if (maps_open(&replay->maps, &replay->pool, ACCESS_READ, failure))
         return true;
-    if (replay->options.mode == MODE_MMAP || replay->options.hits != HITS_AUTO || failure->exit != EXIT_UNSUPPORTED)
+    if (for_copies || options->hits != HITS_AUTO || failure->exit != EXIT_UNSUPPORTED)
         return false;
     replay->probe.probe = PROBE_NONE;
     size_t length = strlen(replay->probe.note);
@@ -52,15 +61,31 @@ static bool open_maps(struct replay *replay, struct failure *failure)
     return true;
 }
 
+// Every expert's residency was asked for by name: nothing is measured where it cannot be told.
+static bool check_probe(const struct replay *replay, struct failure *failure)
+{
+    if (replay->options.experts_exit.count == 0 || replay->probe.probe != PROBE_NONE)
+        return true;
+    return failure_set(failure, EXIT_UNSUPPORTED, "unsupported", "--experts-exit: no residency probe works on this pool: %s",
+                       replay->probe.note);
+}
+
+static bool start_background(struct replay *replay, uint32_t open_files, struct failure *failure)
+{
+    return replay->options.background_threads == 0 ||
+           background_start(&replay->background, &replay->options, &replay->pool, open_files, failure);
+}
+
 static bool prepare(struct replay *replay, struct failure *failure)
 {
     struct options *options = &replay->options;
     if (!plan_load(&replay->plan, options->plan, failure) ||
         !pool_open_root(&replay->pool, &replay->plan, options->root, failure) ||
-        !mode_check(options->mode, &replay->pool, failure) ||
+        !mode_check(options->mode, &replay->pool, failure) || !mode_check(options->warm_mode, &replay->pool, failure) ||
         !probe_choose(&replay->probe, options->hits, &replay->pool, failure) || !open_maps(replay, failure) ||
+        !check_probe(replay, failure) ||
         !counters_open(&replay->counters, &options->device_stats, failure) ||
-        !destinations_map(&replay->destinations, &replay->plan, options->mode, options->destinations, failure))
+        !destinations_map(&replay->destinations, &replay->plan, options, failure))
         return false;
     event_start(&replay->line, options, &replay->plan, replay->destinations.stride, &replay->probe);
     sigbus_install();
@@ -70,9 +95,11 @@ static bool prepare(struct replay *replay, struct failure *failure)
     crew->plan = &replay->plan;
     crew->destinations = &replay->destinations;
     crew->maps = &replay->maps;
+    crew->writable = &replay->writable;
     crew->stamps = replay->plan.header.flags & PLAN_STAMPED ? options->stamps : STAMPS_NONE;
-    uint32_t open_files = fds_budget(options->threads, OTHER_FDS + (uint32_t)options->device_stats.count);
-    if (!crew_start(crew, options->mode, &replay->pool, options->threads, open_files, failure))
+    uint32_t readers = options->threads * (options->warm_mode != options->mode ? 2 : 1) + options->background_threads;
+    uint32_t open_files = fds_budget(readers, OTHER_FDS + (uint32_t)options->device_stats.count);
+    if (!start_background(replay, open_files, failure) || !crew_start(crew, options, &replay->pool, open_files, failure))
         return false;
     event_ready(&replay->line);
     return true;
@@ -96,6 +123,14 @@ static bool wait_for_start(void)
     return false;
 }
 
+// From one way of reading to another, between two passes.
+static bool turn(struct replay *replay, enum mode mode, struct failure *failure)
+{
+    crew_turn(&replay->crew, mode);
+    replay->crew.background = mode == MODE_MMAP_BACKGROUND ? &replay->background : NULL;
+    return maps_advise(&replay->maps, mode == MODE_MMAP_RANDOM, failure);
+}
+
 static bool run_passes(struct replay *replay, struct failure *failure)
 {
     const struct options *options = &replay->options;
@@ -110,7 +145,9 @@ static bool run_passes(struct replay *replay, struct failure *failure)
         struct pass pass = {.name = options->passes.items[i]};
         bool asked = options->hits_passes.count == 0 || names_hold(&options->hits_passes, pass.name);
         pass.counts_hits = asked && options->hits != HITS_NONE && replay->probe.probe != PROBE_NONE;
-        good = pass_run(&pass, &context, failure);
+        pass.reports_experts = names_hold(&options->experts_exit, pass.name);
+        bool last = i + 1 == options->passes.count;
+        good = turn(replay, last ? options->mode : options->warm_mode, failure) && pass_run(&pass, &context, failure);
         replay->partial = replay->partial || pass.partial;
     }
     json_free(&context.line);
@@ -122,10 +159,12 @@ static void release(struct replay *replay)
     if (replay->crew.abandoned)
         return;
     crew_end(&replay->crew);
+    background_end(&replay->background);
     capture_free(&replay->capture);
     counters_close(&replay->counters);
     destinations_unmap(&replay->destinations);
     maps_close(&replay->maps);
+    maps_close(&replay->writable);
     if (replay->pool.root >= 0)
         close(replay->pool.root);
     plan_free(&replay->plan);

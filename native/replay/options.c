@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "common/number.h"
+#include "replay/plan.h"
 
 const char *const mode_names[] = {
     "page_cache", "fadv_random", "mmap", "mmap_random", "mmap_willneed", "mmap_populate", "mmap_pread", "mmap_background",
@@ -15,7 +16,7 @@ const char *const mode_names[] = {
 static const char *const stamps_names[] = {"full", "ends", "none", NULL};
 static const char *const hits_names[] = {"none", "cachestat", "mincore", "auto", NULL};
 
-enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64, PAGE = 4096 };
+enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64 };
 
 enum option_key {
     OPTION_ROOT = 1, OPTION_MODE, OPTION_THREADS, OPTION_PASSES, OPTION_DESTINATIONS, OPTION_STAMPS, OPTION_HITS,
@@ -64,7 +65,7 @@ void options_help(void)
          "                           drop                       pread, then DONTNEED: nothing is kept\n"
          "                           pinned, user_lru, user_lfu memory of this program's own\n"
          "                           write_private              pread into a private mapping, in place (copy-on-write)\n"
-         "                           write_shared               pread into a shared mapping, in place: every page is dirtied\n"
+         "                           write_shared               the same, shared: every page is dirtied\n"
          "  --warm-mode MODE       how every pass but the last reads (default as --mode)\n"
          "  --chunk-bytes N        pread at most N bytes at once, ascending; 0: a whole extent (default 0)\n"
          "  --background-threads N threads of mmap_background that pread ahead (default 1)\n"
@@ -225,7 +226,7 @@ static bool complete_modes(struct options *options, struct failure *failure)
     snprintf(number, sizeof number, "%" PRIu64, options->chunk_bytes);
     if (options->chunk_bytes && !preads_in_chunks(options->mode) && !preads_in_chunks(options->warm_mode))
         return usage(failure, "chunk-bytes", number, "a mode that reads by pread alone: page_cache, fadv_random, drop or direct");
-    if (options->chunk_bytes % PAGE != 0 && options_use(options, MODE_DIRECT))
+    if (options->chunk_bytes % PAGE_BYTES != 0 && options_use(options, MODE_DIRECT))
         return usage(failure, "chunk-bytes", number, "a multiple of 4096 in mode direct");
     bool background = options_use(options, MODE_MMAP_BACKGROUND);
     snprintf(number, sizeof number, "%" PRIu32, options->background_threads);

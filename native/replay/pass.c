@@ -1,5 +1,8 @@
 #include "replay/pass.h"
 
+#include <inttypes.h>
+#include <stdlib.h>
+
 #include "common/clock.h"
 #include "replay/events.h"
 #include "replay/probe.h"
@@ -15,6 +18,21 @@ static bool sample_residency(const struct pass *pass, struct pass_context *conte
         return false;
     event_residency(&context->line, pass, at, start, bytes, plan_pool_bytes(context->plan), clock_seconds() - start);
     return true;
+}
+
+static bool report_experts(const struct pass *pass, struct pass_context *context, struct failure *failure)
+{
+    if (!pass->reports_experts || stopping())
+        return true;
+    uint64_t n_experts = context->plan->header.n_experts;
+    uint64_t *bytes = malloc(n_experts * sizeof *bytes);
+    if (!bytes)
+        return failure_set(failure, EXIT_FAILED, "memory", "no memory for the residency of %" PRIu64 " experts", n_experts);
+    bool good = experts_resident_bytes(context->probe, context->pool, bytes, failure);
+    if (good)
+        event_experts(&context->line, pass, bytes, n_experts);
+    free(bytes);
+    return good;
 }
 
 // Whether the border before `iteration` is one of the N that cut the pass into N + 1 even parts.
@@ -40,16 +58,21 @@ static bool run_iteration(struct pass *pass, struct pass_context *context, doubl
 {
     uint64_t first = context->plan->iterations[pass->iterations];
     uint64_t limit = context->plan->iterations[pass->iterations + 1];
+    struct usage usage = {0};
+    struct usage before = usage_now();
     double start = clock_seconds();
     pass->bookkeeping_seconds += start - *border;
     struct tally tally = crew_run(context->crew, first, limit);
     *border = clock_seconds();
+    struct usage after = usage_now();
     if (tally.accesses != limit - first)
         return false;
     counters_read(context->counters);
     add(&pass->tally, &tally);
+    usage_add(&usage, &before, &after);
+    usage_add(&pass->usage, &before, &after);
     pass->wall_seconds += *border - start;
-    event_iteration(&context->line, pass, *border - start, &tally, context->counters);
+    event_iteration(&context->line, pass, *border - start, &tally, &usage, context->counters);
     pass->iterations++;
     return true;
 }
@@ -86,7 +109,7 @@ bool pass_run(struct pass *pass, struct pass_context *context, struct failure *f
     bool good = run_iterations(pass, context, failure);
     pass->elapsed_seconds = clock_seconds() - start;
     capture_take(context->capture, pass->name, "exit");
-    good = good && sample_residency(pass, context, "exit", failure);
+    good = good && sample_residency(pass, context, "exit", failure) && report_experts(pass, context, failure);
     pass->partial = pass->iterations < context->plan->header.n_iterations;
     event_pass(&context->line, pass);
     return good;

@@ -27,11 +27,13 @@ struct pass_context {
 struct pass {
     const char *name;
     bool counts_hits;
+    bool reports_experts; // at its exit
     uint64_t iterations; // done
     double wall_seconds; // the iterations alone
     double elapsed_seconds;
     double bookkeeping_seconds; // between iterations, residency samples left out
     struct tally tally;
+    struct usage usage; // the iterations alone
     bool partial;
 };
 

@@ -43,7 +43,7 @@ bool pool_open_root(struct pool *pool, const struct plan *plan, const char *root
 
 static int open_once(const struct pool *pool, const char *path, int flags)
 {
-    flags |= O_RDONLY | O_CLOEXEC;
+    flags |= O_CLOEXEC;
     return pool->beneath ? open_beneath(pool->root, path, flags) : openat(pool->root, path, flags);
 }
 

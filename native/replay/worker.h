@@ -9,6 +9,7 @@
 #include <stdint.h>
 
 #include "common/failure.h"
+#include "replay/background.h"
 #include "replay/destinations.h"
 #include "replay/modes.h"
 #include "replay/plan.h"
@@ -29,7 +30,8 @@ struct worker {
     _Alignas(128) struct crew *crew; // workers share no cache line
     uint32_t id;
     pthread_t thread;
-    struct reader reader;
+    struct reader *reader;    // of the current pass
+    struct reader readers[2]; // of the last pass, and of those before it where they read in another way
     uint64_t first_destination;
     uint64_t n_destinations;
     uint64_t next_destination;
@@ -42,7 +44,9 @@ struct crew {
     _Alignas(128) uint64_t limit;             // the end of the iteration
     const struct plan *plan;
     const struct destinations *destinations;
-    const struct maps *maps; // for mmap, and for hits by mincore
+    const struct maps *maps; // for the mapped modes, and for hits by mincore
+    const struct maps *writable; // for the modes that write
+    struct background *background; // NULL in passes where nobody reads ahead
     enum stamps stamps;
     enum probe hits; // PROBE_NONE while hits are not counted
     bool quit;
@@ -55,14 +59,18 @@ struct crew {
     pthread_barrier_t finish;
 };
 
-// Sets up the workers and starts all but the main thread's; returns when every destination is touched.
-bool crew_start(struct crew *crew, enum mode mode, const struct pool *pool, uint32_t n_workers, uint32_t open_files,
+// Sets up the workers and starts all but the main thread's; returns when every destination is touched. Each of a worker's readers
+// may hold `open_files` files open.
+bool crew_start(struct crew *crew, const struct options *options, const struct pool *pool, uint32_t open_files,
                 struct failure *failure);
+
+// From now on reads in this mode, the last pass's or that of those before it. Between two runs.
+void crew_turn(struct crew *crew, enum mode mode);
 
 // Runs the accesses [first, limit) on all workers and returns what was delivered.
 struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit);
 
-// The failure of the first worker that failed, or NULL.
+// The failure of the first worker (or thread that reads ahead) that failed, or NULL.
 const struct failure *crew_failure(const struct crew *crew);
 
 void crew_end(struct crew *crew);
