@@ -11,6 +11,7 @@
 #include "replay/counters.h"
 #include "replay/destinations.h"
 #include "replay/events.h"
+#include "replay/lists.h"
 #include "replay/maps.h"
 #include "replay/options.h"
 #include "replay/pass.h"
@@ -23,6 +24,7 @@
 struct replay {
     struct options options;
     struct plan plan;
+    struct lists advice;
     struct pool pool;
     struct probe_choice probe;
     struct maps maps;
@@ -56,6 +58,7 @@ static bool prepare(struct replay *replay, struct failure *failure)
 {
     struct options *options = &replay->options;
     if (!plan_load(&replay->plan, options->plan, failure) ||
+        (options->advice && !lists_load(&replay->advice, options->advice, LIST_ADVICE, &replay->plan, failure)) ||
         !pool_open_root(&replay->pool, &replay->plan, options->root, failure) ||
         !mode_check(options->mode, &replay->pool, failure) ||
         !probe_choose(&replay->probe, options->hits, &replay->pool, failure) || !open_maps(replay, failure) ||
@@ -128,6 +131,7 @@ static void release(struct replay *replay)
     maps_close(&replay->maps);
     if (replay->pool.root >= 0)
         close(replay->pool.root);
+    lists_free(&replay->advice);
     plan_free(&replay->plan);
     options_free(&replay->options);
     json_free(&replay->line);

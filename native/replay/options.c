@@ -9,14 +9,16 @@
 #include "common/number.h"
 
 const char *const mode_names[] = {"page_cache", "fadv_random", "mmap", "direct", NULL};
+const char *const prefetch_names[] = {"none", "fadvise", "blocking", NULL};
 static const char *const stamps_names[] = {"full", "ends", "none", NULL};
 static const char *const hits_names[] = {"none", "cachestat", "mincore", "auto", NULL};
 
-enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64 };
+enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64, LEAST_CHUNK = 4096, STANDARD_CHUNK = 131072 };
 
 enum option_key {
     OPTION_ROOT = 1, OPTION_MODE, OPTION_THREADS, OPTION_PASSES, OPTION_DESTINATIONS, OPTION_STAMPS, OPTION_HITS,
     OPTION_HITS_PASSES, OPTION_RESIDENCY_SAMPLES, OPTION_CAPTURE, OPTION_DEVICE_STAT, OPTION_INFLIGHT, OPTION_WAIT,
+    OPTION_PREFETCH, OPTION_ADVICE, OPTION_PREFETCH_CHUNK,
     OPTION_SELF_TEST, OPTION_HELP, OPTION_VERSION,
 };
 
@@ -33,6 +35,9 @@ static const struct option long_options[] = {
     {"capture", required_argument, NULL, OPTION_CAPTURE},
     {"device-stat", required_argument, NULL, OPTION_DEVICE_STAT},
     {"inflight", required_argument, NULL, OPTION_INFLIGHT},
+    {"prefetch", required_argument, NULL, OPTION_PREFETCH},
+    {"advice", required_argument, NULL, OPTION_ADVICE},
+    {"prefetch-chunk", required_argument, NULL, OPTION_PREFETCH_CHUNK},
     {"wait", no_argument, NULL, OPTION_WAIT},
     {"self-test", required_argument, NULL, OPTION_SELF_TEST},
     {"help", no_argument, NULL, OPTION_HELP},
@@ -56,6 +61,9 @@ void options_help(void)
          "  --capture PATH         record this file raw at each pass's entry and exit (repeatable)\n"
          "  --device-stat PATH     a /sys/dev/block/M:m/stat file: bytes read per iteration (repeatable)\n"
          "  --inflight PATH        a /sys/dev/block/M:m/inflight file: wait for 0 before each capture (repeatable)\n"
+         "  --prefetch HOW         none, fadvise (POSIX_FADV_WILLNEED) or blocking (pread) by a thread beside (default none)\n"
+         "  --advice FILE          the experts to prefetch, and from which access on (a list file of kind advice)\n"
+         "  --prefetch-chunk N     bytes of one hint; the kernel cuts each to the device's read-ahead (default 131072)\n"
          "  --wait                 after \"ready\", wait for a line on stdin\n"
          "  --self-test FILE       print which residency probes tell the truth about FILE (its cached pages are dropped)\n"
          "  --help, --version\n"
@@ -164,12 +172,45 @@ static bool apply(struct options *options, int key, char *text, struct failure *
     case OPTION_CAPTURE: return names_add(&options->captures, text, failure);
     case OPTION_DEVICE_STAT: return names_add(&options->device_stats, text, failure);
     case OPTION_INFLIGHT: return names_add(&options->inflights, text, failure);
+    case OPTION_PREFETCH:
+        good = parse_choice(prefetch_names, "prefetch", text, &choice, failure);
+        options->prefetch = (enum prefetch_kind)choice;
+        break;
+    case OPTION_ADVICE: options->advice = text; break;
+    case OPTION_PREFETCH_CHUNK:
+        return parse_count("prefetch-chunk", text, LEAST_CHUNK, 1u << 30, &options->prefetch_chunk, failure);
     case OPTION_WAIT: options->wait = true; break;
     case OPTION_SELF_TEST: options->self_test = text; break;
     case OPTION_HELP: options->help = true; break;
     case OPTION_VERSION: options->version = true; break;
     }
     return good;
+}
+
+// Whether what the page cache holds is of use to the mode.
+static bool mode_uses_page_cache(enum mode mode)
+{
+    return mode != MODE_DIRECT;
+}
+
+static bool complete_prefetch(struct options *options, struct failure *failure)
+{
+    bool asked = options->prefetch != PREFETCH_NONE;
+    if (options->prefetch_chunk && options->prefetch != PREFETCH_FADVISE)
+        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch-chunk is the length of a hint: expected --prefetch fadvise");
+    if (options->advice && !asked)
+        return failure_set(failure, EXIT_USAGE, "usage", "--advice says what to prefetch: expected --prefetch fadvise or blocking");
+    if (!asked)
+        return true;
+    const char *how = prefetch_names[options->prefetch];
+    if (!options->advice)
+        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s: expected the experts to prefetch, as --advice FILE", how);
+    if (!mode_uses_page_cache(options->mode))
+        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s with --mode %s: a hint to the page cache does nothing for a "
+                           "mode that does not read through it", how, mode_names[options->mode]);
+    if (options->prefetch == PREFETCH_FADVISE && options->prefetch_chunk == 0)
+        options->prefetch_chunk = STANDARD_CHUNK;
+    return true;
 }
 
 static bool complete(struct options *options, int argc, char **argv, struct failure *failure)
@@ -190,7 +231,7 @@ static bool complete(struct options *options, int argc, char **argv, struct fail
     for (size_t i = 0; i < options->hits_passes.count; i++)
         if (!names_hold(&options->passes, options->hits_passes.items[i]))
             return usage(failure, "hits-passes", options->hits_passes.items[i], "names that --passes holds");
-    return true;
+    return complete_prefetch(options, failure);
 }
 
 bool options_parse(struct options *options, int argc, char **argv, struct failure *failure)

@@ -11,6 +11,7 @@
 enum mode { MODE_PAGE_CACHE, MODE_FADV_RANDOM, MODE_MMAP, MODE_DIRECT };
 enum stamps { STAMPS_FULL, STAMPS_ENDS, STAMPS_NONE };
 enum hits { HITS_NONE, HITS_CACHESTAT, HITS_MINCORE, HITS_AUTO };
+enum prefetch_kind { PREFETCH_NONE, PREFETCH_FADVISE, PREFETCH_BLOCKING };
 
 struct names {
     const char **items;
@@ -31,6 +32,9 @@ struct options {
     struct names captures;
     struct names device_stats;
     struct names inflights;
+    enum prefetch_kind prefetch;
+    const char *advice;      // the list file, NULL without prefetch
+    uint64_t prefetch_chunk; // bytes of one hint; 0 without hints
     bool wait;
     const char *self_test; // a file, or NULL
     bool help;
@@ -38,6 +42,7 @@ struct options {
 };
 
 extern const char *const mode_names[];
+extern const char *const prefetch_names[];
 
 bool options_parse(struct options *options, int argc, char **argv, struct failure *failure);
 
