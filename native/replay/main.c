@@ -14,6 +14,7 @@
 #include "replay/lists.h"
 #include "replay/maps.h"
 #include "replay/options.h"
+#include "replay/own.h"
 #include "replay/pass.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
@@ -25,12 +26,14 @@ struct replay {
     struct options options;
     struct plan plan;
     struct lists advice;
+    struct lists table;
     struct pool pool;
     struct probe_choice probe;
     struct maps maps;
     struct destinations destinations;
     struct counters counters;
     struct capture capture;
+    struct own own;
     struct crew crew;
     struct json line;
     bool partial;
@@ -54,13 +57,35 @@ static bool open_maps(struct replay *replay, struct failure *failure)
     return true;
 }
 
+static bool check_known(enum mode mode, struct failure *failure)
+{
+    return mode <= MODE_MMAP || mode == MODE_DIRECT || own_kind(mode) != OWN_NONE ||
+           failure_set(failure, EXIT_USAGE, "usage", "--mode %s: not yet", mode_names[mode]);
+}
+
+// After the destinations are touched: what is available then may be taken.
+static bool prepare_own(struct replay *replay, struct failure *failure)
+{
+    counters_read(&replay->counters);
+    if (!own_open(&replay->own, &replay->options, &replay->table, &replay->pool, replay->crew.stamps, failure))
+        return false;
+    counters_read(&replay->counters);
+    lists_free(&replay->table);
+    if (replay->own.kind == OWN_NONE)
+        return true;
+    replay->crew.own = &replay->own;
+    event_own(&replay->line, &replay->options, &replay->own, &replay->counters);
+    return true;
+}
+
 static bool prepare(struct replay *replay, struct failure *failure)
 {
     struct options *options = &replay->options;
     if (!plan_load(&replay->plan, options->plan, failure) ||
         (options->advice && !lists_load(&replay->advice, options->advice, LIST_ADVICE, &replay->plan, failure)) ||
+        (options->table && !lists_load(&replay->table, options->table, LIST_TABLE, &replay->plan, failure)) ||
         !pool_open_root(&replay->pool, &replay->plan, options->root, failure) ||
-        !mode_check(options->mode, &replay->pool, failure) ||
+        !check_known(options->mode, failure) || !mode_check(reading_mode(options->mode), &replay->pool, failure) ||
         !probe_choose(&replay->probe, options->hits, &replay->pool, failure) || !open_maps(replay, failure) ||
         !counters_open(&replay->counters, &options->device_stats, failure) ||
         !destinations_map(&replay->destinations, &replay->plan, options->mode, options->destinations, failure))
@@ -75,9 +100,10 @@ static bool prepare(struct replay *replay, struct failure *failure)
     crew->maps = &replay->maps;
     crew->stamps = replay->plan.header.flags & PLAN_STAMPED ? options->stamps : STAMPS_NONE;
     uint32_t open_files = fds_budget(options->threads, OTHER_FDS + (uint32_t)options->device_stats.count);
-    if (!crew_start(crew, options->mode, &replay->pool, options->threads, open_files, failure))
+    if (!crew_start(crew, reading_mode(options->mode), &replay->pool, options->threads, open_files, failure) ||
+        !prepare_own(replay, failure))
         return false;
-    event_ready(&replay->line);
+    event_ready(&replay->line, own_mapped_bytes(&replay->own), own_locked_bytes(&replay->own));
     return true;
 }
 
@@ -113,6 +139,7 @@ static bool run_passes(struct replay *replay, struct failure *failure)
         struct pass pass = {.name = options->passes.items[i]};
         bool asked = options->hits_passes.count == 0 || names_hold(&options->hits_passes, pass.name);
         pass.counts_hits = asked && options->hits != HITS_NONE && replay->probe.probe != PROBE_NONE;
+        pass.owns_memory = replay->crew.own != NULL;
         good = pass_run(&pass, &context, failure);
         replay->partial = replay->partial || pass.partial;
     }
@@ -127,10 +154,12 @@ static void release(struct replay *replay)
     crew_end(&replay->crew);
     capture_free(&replay->capture);
     counters_close(&replay->counters);
+    own_close(&replay->own);
     destinations_unmap(&replay->destinations);
     maps_close(&replay->maps);
     if (replay->pool.root >= 0)
         close(replay->pool.root);
+    lists_free(&replay->table);
     lists_free(&replay->advice);
     plan_free(&replay->plan);
     options_free(&replay->options);

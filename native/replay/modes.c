@@ -15,11 +15,13 @@ enum { TMPFS = 0x01021994, RAMFS = 0x858458f6 };
 const char *copy_name(enum mode mode)
 {
 #ifdef __GLIBC__
-    const char *mapped = "memcpy (glibc)";
+    const char *mapped = "memcpy (glibc)", *held_or_read = "memcpy (glibc), pread";
 #else
-    const char *mapped = "memcpy (libc)";
+    const char *mapped = "memcpy (libc)", *held_or_read = "memcpy (libc), pread";
 #endif
-    return mode == MODE_MMAP ? mapped : mode == MODE_DIRECT ? "pread O_DIRECT" : "pread";
+    if (mode == MODE_MMAP || mode == MODE_USER_LRU || mode == MODE_USER_LFU)
+        return mapped;
+    return mode == MODE_DIRECT ? "pread O_DIRECT" : mode == MODE_PINNED ? held_or_read : "pread";
 }
 
 bool mode_check(enum mode mode, const struct pool *pool, struct failure *failure)
@@ -35,7 +37,7 @@ bool mode_check(enum mode mode, const struct pool *pool, struct failure *failure
                      ((uint32_t)filesystem.f_type == (uint32_t)TMPFS || (uint32_t)filesystem.f_type == (uint32_t)RAMFS);
     close(fd);
     if (in_memory)
-        return failure_set(failure, EXIT_UNSUPPORTED, "unsupported", "the pool is on tmpfs: mode direct needs a device below it");
+        return failure_set(failure, EXIT_UNSUPPORTED, "unsupported", "the pool is on tmpfs: O_DIRECT reads need a device below it");
     return true;
 }
 
@@ -66,7 +68,7 @@ static char *read_error(const struct reader *reader, const struct plan_extent *e
     name_file(reader, extent, failure);
     if (error == EINVAL && reader->mode == MODE_DIRECT)
         failure_set(failure, EXIT_UNSUPPORTED, "unsupported", "%.800s: its filesystem or device refuses O_DIRECT reads of "
-                    "%d-byte pages: mode direct is not supported here", failure->path, PAGE_BYTES);
+                    "%d-byte pages, which this mode needs", failure->path, PAGE_BYTES);
     else
         failure_set(failure, EXIT_FAILED, "read", "%.800s: %" PRIu64 " bytes at offset %" PRIu64 " cannot be read: %s",
                     failure->path, extent->length, extent->offset, strerror(error));

@@ -8,7 +8,10 @@
 
 #include "common/number.h"
 
-const char *const mode_names[] = {"page_cache", "fadv_random", "mmap", "direct", NULL};
+const char *const mode_names[] = {
+    "page_cache", "fadv_random", "mmap", "mmap_random", "mmap_willneed", "mmap_populate", "mmap_pread", "mmap_background",
+    "direct", "drop", "pinned", "user_lru", "user_lfu", "write_private", "write_shared", NULL,
+};
 const char *const prefetch_names[] = {"none", "fadvise", "blocking", NULL};
 static const char *const stamps_names[] = {"full", "ends", "none", NULL};
 static const char *const hits_names[] = {"none", "cachestat", "mincore", "auto", NULL};
@@ -19,6 +22,7 @@ enum option_key {
     OPTION_ROOT = 1, OPTION_MODE, OPTION_THREADS, OPTION_PASSES, OPTION_DESTINATIONS, OPTION_STAMPS, OPTION_HITS,
     OPTION_HITS_PASSES, OPTION_RESIDENCY_SAMPLES, OPTION_CAPTURE, OPTION_DEVICE_STAT, OPTION_INFLIGHT, OPTION_WAIT,
     OPTION_PREFETCH, OPTION_ADVICE, OPTION_PREFETCH_CHUNK,
+    OPTION_OWN_BYTES, OPTION_TABLE,
     OPTION_SELF_TEST, OPTION_HELP, OPTION_VERSION,
 };
 
@@ -38,6 +42,8 @@ static const struct option long_options[] = {
     {"prefetch", required_argument, NULL, OPTION_PREFETCH},
     {"advice", required_argument, NULL, OPTION_ADVICE},
     {"prefetch-chunk", required_argument, NULL, OPTION_PREFETCH_CHUNK},
+    {"own-bytes", required_argument, NULL, OPTION_OWN_BYTES},
+    {"table", required_argument, NULL, OPTION_TABLE},
     {"wait", no_argument, NULL, OPTION_WAIT},
     {"self-test", required_argument, NULL, OPTION_SELF_TEST},
     {"help", no_argument, NULL, OPTION_HELP},
@@ -50,7 +56,8 @@ void options_help(void)
     puts("moetier-replay PLAN [options]: read a plan's experts, iteration by iteration; JSON lines on stdout\n"
          "\n"
          "  --root DIR             folder that the plan's paths start from (default .)\n"
-         "  --mode MODE            page_cache (pread), fadv_random, mmap or direct (default page_cache)\n"
+         "  --mode MODE            page_cache (pread), fadv_random, mmap or direct (default page_cache); or with memory of its own:\n"
+         "                         pinned (a locked arena), user_lru or user_lfu (a cache of its own, filled by O_DIRECT reads)\n"
          "  --threads N            threads that share each iteration's accesses (default 2)\n"
          "  --passes NAME,...      replay the whole plan once per name (default warm,measured)\n"
          "  --destinations N       distinct page-aligned buffers, each as large as the largest expert (default max(64, threads))\n"
@@ -64,6 +71,8 @@ void options_help(void)
          "  --prefetch HOW         none, fadvise (POSIX_FADV_WILLNEED) or blocking (pread) by a thread beside (default none)\n"
          "  --advice FILE          the experts to prefetch, and from which access on (a list file of kind advice)\n"
          "  --prefetch-chunk N     bytes of one hint; the kernel cuts each to the device's read-ahead (default 131072)\n"
+         "  --own-bytes N          bytes of the memory that pinned, user_lru and user_lfu hold experts in\n"
+         "  --table FILE           pinned: the experts to hold, best first (a list file of kind table)\n"
          "  --wait                 after \"ready\", wait for a line on stdin\n"
          "  --self-test FILE       print which residency probes tell the truth about FILE (its cached pages are dropped)\n"
          "  --help, --version\n"
@@ -120,7 +129,7 @@ static bool parse_passes(struct names *names, const char *option, char *text, st
 
 static bool parse_choice(const char *const *choices, const char *option, const char *text, int *chosen, struct failure *failure)
 {
-    char expected[128] = "one of";
+    char expected[256] = "one of";
     for (int i = 0; choices[i]; i++) {
         if (strcmp(choices[i], text) == 0) {
             *chosen = i;
@@ -179,6 +188,8 @@ static bool apply(struct options *options, int key, char *text, struct failure *
     case OPTION_ADVICE: options->advice = text; break;
     case OPTION_PREFETCH_CHUNK:
         return parse_count("prefetch-chunk", text, LEAST_CHUNK, 1u << 30, &options->prefetch_chunk, failure);
+    case OPTION_OWN_BYTES: return parse_count("own-bytes", text, 1, UINT64_MAX, &options->own_bytes, failure);
+    case OPTION_TABLE: options->table = text; break;
     case OPTION_WAIT: options->wait = true; break;
     case OPTION_SELF_TEST: options->self_test = text; break;
     case OPTION_HELP: options->help = true; break;
@@ -190,7 +201,7 @@ static bool apply(struct options *options, int key, char *text, struct failure *
 // Whether what the page cache holds is of use to the mode.
 static bool mode_uses_page_cache(enum mode mode)
 {
-    return mode != MODE_DIRECT;
+    return mode != MODE_DIRECT && mode != MODE_USER_LRU && mode != MODE_USER_LFU;
 }
 
 static bool complete_prefetch(struct options *options, struct failure *failure)
@@ -213,6 +224,23 @@ static bool complete_prefetch(struct options *options, struct failure *failure)
     return true;
 }
 
+static bool complete_own(const struct options *options, struct failure *failure)
+{
+    const char *mode = mode_names[options->mode];
+    bool pinned = options->mode == MODE_PINNED;
+    bool owns = pinned || options->mode == MODE_USER_LRU || options->mode == MODE_USER_LFU;
+    if (owns && options->own_bytes == 0)
+        return failure_set(failure, EXIT_USAGE, "usage", "--mode %s: expected the size of its memory, as --own-bytes N", mode);
+    if (!owns && options->own_bytes > 0)
+        return failure_set(failure, EXIT_USAGE, "usage", "--own-bytes with --mode %s, which has no memory of its own: expected "
+                           "pinned, user_lru or user_lfu", mode);
+    if (pinned && !options->table)
+        return failure_set(failure, EXIT_USAGE, "usage", "--mode pinned: expected the experts to hold, as --table FILE");
+    if (!pinned && options->table)
+        return failure_set(failure, EXIT_USAGE, "usage", "--table with --mode %s: expected --mode pinned", mode);
+    return true;
+}
+
 static bool complete(struct options *options, int argc, char **argv, struct failure *failure)
 {
     if (options->help || options->version || (options->self_test && optind == argc))
@@ -231,7 +259,7 @@ static bool complete(struct options *options, int argc, char **argv, struct fail
     for (size_t i = 0; i < options->hits_passes.count; i++)
         if (!names_hold(&options->passes, options->hits_passes.items[i]))
             return usage(failure, "hits-passes", options->hits_passes.items[i], "names that --passes holds");
-    return complete_prefetch(options, failure);
+    return complete_own(options, failure) && complete_prefetch(options, failure);
 }
 
 bool options_parse(struct options *options, int argc, char **argv, struct failure *failure)

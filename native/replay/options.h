@@ -8,7 +8,11 @@
 
 #include "common/failure.h"
 
-enum mode { MODE_PAGE_CACHE, MODE_FADV_RANDOM, MODE_MMAP, MODE_DIRECT };
+enum mode {
+    MODE_PAGE_CACHE, MODE_FADV_RANDOM, MODE_MMAP, MODE_MMAP_RANDOM, MODE_MMAP_WILLNEED, MODE_MMAP_POPULATE, MODE_MMAP_PREAD,
+    MODE_MMAP_BACKGROUND, MODE_DIRECT, MODE_DROP, MODE_PINNED, MODE_USER_LRU, MODE_USER_LFU, MODE_WRITE_PRIVATE,
+    MODE_WRITE_SHARED,
+};
 enum stamps { STAMPS_FULL, STAMPS_ENDS, STAMPS_NONE };
 enum hits { HITS_NONE, HITS_CACHESTAT, HITS_MINCORE, HITS_AUTO };
 enum prefetch_kind { PREFETCH_NONE, PREFETCH_FADVISE, PREFETCH_BLOCKING };
@@ -35,6 +39,8 @@ struct options {
     enum prefetch_kind prefetch;
     const char *advice;      // the list file, NULL without prefetch
     uint64_t prefetch_chunk; // bytes of one hint; 0 without hints
+    uint64_t own_bytes; // of the mode's own memory; 0 without
+    const char *table;  // the list file of what to pin, NULL without
     bool wait;
     const char *self_test; // a file, or NULL
     bool help;

@@ -27,6 +27,7 @@ struct pass_context {
 struct pass {
     const char *name;
     bool counts_hits;
+    bool owns_memory; // what is served from it is counted
     uint64_t iterations; // done
     double wall_seconds; // the iterations alone
     double elapsed_seconds;

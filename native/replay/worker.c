@@ -67,6 +67,33 @@ static bool read_expert(struct worker *worker, const struct plan_expert *expert,
     return true;
 }
 
+// As read_expert, but from memory of our own where that holds the expert.
+static bool serve_expert(struct worker *worker, uint32_t index, char *to)
+{
+    const struct crew *crew = worker->crew;
+    const struct plan_expert *expert = &crew->plan->experts[index];
+    struct place place = own_take(crew->own, index);
+    bool held = place.state == PLACE_HELD;
+    bool good = held || crew->hits == PROBE_NONE || count_hits(worker, expert);
+    if (place.state == PLACE_ABSENT)
+        return good && read_expert(worker, expert, to);
+    if (good && (held || own_load(crew->own, place, expert, &worker->reader, &worker->failure))) {
+        own_copy(crew->own, place, expert, to);
+        good = crew->stamps == STAMPS_NONE ||
+               stamps_check_expert(crew->plan, expert, crew->stamps, to, &worker->tally.stamps, &worker->failure);
+    } else {
+        good = false;
+    }
+    own_give_back(crew->own, place, good);
+    if (!good)
+        return false;
+    worker->tally.bytes += expert->bytes;
+    worker->tally.accesses++;
+    worker->tally.held_bytes += held ? expert->bytes : 0;
+    worker->tally.held_accesses += held;
+    return true;
+}
+
 static char *take_destination(struct worker *worker)
 {
     char *taken = destination(worker->crew->destinations, worker->first_destination + worker->next_destination);
@@ -91,10 +118,15 @@ static void work(struct worker *worker)
         uint64_t access = atomic_fetch_add_explicit(&crew->next, 1, memory_order_relaxed);
         if (access >= crew->limit)
             break;
-        const struct plan_expert *expert = &crew->plan->experts[crew->plan->sequence[access]];
-        if ((crew->hits != PROBE_NONE && !count_hits(worker, expert)) ||
-            !read_expert(worker, expert, take_destination(worker)))
+        uint32_t index = crew->plan->sequence[access];
+        const struct plan_expert *expert = &crew->plan->experts[index];
+        if (crew->own) {
+            if (!serve_expert(worker, index, take_destination(worker)))
+                report_failed(worker, expert);
+        } else if ((crew->hits != PROBE_NONE && !count_hits(worker, expert)) ||
+                   !read_expert(worker, expert, take_destination(worker))) {
             report_failed(worker, expert);
+        }
     }
 }
 
@@ -196,6 +228,8 @@ struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit)
         sum.hit_bytes += tally->hit_bytes;
         sum.hit_accesses += tally->hit_accesses;
         sum.stamps += tally->stamps;
+        sum.held_bytes += tally->held_bytes;
+        sum.held_accesses += tally->held_accesses;
     }
     return sum;
 }

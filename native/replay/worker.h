@@ -11,6 +11,7 @@
 #include "common/failure.h"
 #include "replay/destinations.h"
 #include "replay/modes.h"
+#include "replay/own.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
 #include "replay/residency.h"
@@ -21,6 +22,8 @@ struct tally {
     uint64_t hit_bytes;
     uint64_t hit_accesses; // wholly resident before the read
     uint64_t stamps;
+    uint64_t held_bytes; // served from own memory
+    uint64_t held_accesses;
 };
 
 struct crew;
@@ -43,6 +46,7 @@ struct crew {
     const struct plan *plan;
     const struct destinations *destinations;
     const struct maps *maps; // for mmap, and for hits by mincore
+    struct own *own; // NULL while hits come from no memory of our own
     enum stamps stamps;
     enum probe hits; // PROBE_NONE while hits are not counted
     bool quit;
