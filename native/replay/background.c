@@ -73,7 +73,7 @@ static bool prepare(struct background *background, const struct options *options
         background->n = id + 1;
         ahead->background = background;
         ahead->id = (int)id;
-        if (!reader_open(&ahead->reader, MODE_MMAP_PREAD, options, pool, NULL, open_files, failure))
+        if (!reader_open(&ahead->reader, MODE_MMAP_PREAD, 0, pool, NULL, open_files, failure))
             return false;
     }
     return true;

@@ -18,6 +18,9 @@ struct destinations {
     uint64_t mapped;
 };
 
+// What the largest expert takes in a destination: a multiple of the page.
+uint64_t largest_expert(const struct plan *plan, enum mode mode);
+
 // As many as --destinations says, large enough for both modes.
 bool destinations_map(struct destinations *destinations, const struct plan *plan, const struct options *options,
                       struct failure *failure);

@@ -39,10 +39,57 @@ void event_start(struct json *line, const struct options *options, const struct 
     json_send(line);
 }
 
-void event_ready(struct json *line)
+static void put_if(struct json *line, const char *key, bool known, uint64_t value)
+{
+    if (known)
+        json_u64(line, key, value);
+    else
+        json_null(line, key);
+}
+
+static void put_devices(struct json *line, const char *key, const struct counters *counters)
+{
+    json_open_array(line, key);
+    for (size_t i = 0; i < counters->n_devices; i++) {
+        struct count device = counters_delta(counters, i);
+        put_if(line, NULL, device.known, device.bytes);
+    }
+    json_close_array(line);
+}
+
+static void put_process(struct json *line, const char *key, const struct counters *counters)
+{
+    struct count process = counters_delta(counters, counters->n_devices);
+    put_if(line, key, process.known, process.bytes);
+}
+
+void event_own(struct json *line, const struct options *options, const struct own *own, const struct counters *counters)
+{
+    bool arena = own->kind == OWN_ARENA;
+    json_event(line, "own");
+    json_string(line, "kind", arena ? "arena" : "user_cache");
+    json_u64(line, "asked_bytes", options->own_bytes);
+    json_u64(line, "held_bytes", arena ? own->arena.held_bytes : own->cache.n_slabs * own->cache.slab_bytes);
+    json_u64(line, "mapped_bytes", own_mapped_bytes(own));
+    if (arena) {
+        json_u64(line, "experts", own->arena.n_experts);
+    } else {
+        json_u64(line, "slabs", own->cache.n_slabs);
+        json_u64(line, "slab_bytes", own->cache.slab_bytes);
+    }
+    json_u64(line, "preload_bytes", own->preload_bytes);
+    put_devices(line, "preload_device_bytes", counters);
+    put_process(line, "preload_process_bytes", counters);
+    json_seconds(line, "preload_seconds", own->preload_seconds);
+    json_send(line);
+}
+
+void event_ready(struct json *line, uint64_t budgeted_bytes, uint64_t locked_bytes)
 {
     json_event(line, "ready");
     json_u64(line, "rss_anon_bytes", self_status_bytes("RssAnon"));
+    json_u64(line, "budgeted_bytes", budgeted_bytes);
+    json_u64(line, "locked_bytes", locked_bytes);
     json_seconds(line, "clock_seconds", clock_seconds());
     json_send(line);
 }
@@ -72,14 +119,6 @@ void event_experts(struct json *line, const struct pass *pass, const uint64_t *r
     json_send(line);
 }
 
-static void put_if(struct json *line, const char *key, bool known, uint64_t value)
-{
-    if (known)
-        json_u64(line, key, value);
-    else
-        json_null(line, key);
-}
-
 void event_iteration(struct json *line, const struct pass *pass, double wall_seconds, const struct tally *tally,
                      const struct usage *usage, const struct counters *counters)
 {
@@ -90,14 +129,9 @@ void event_iteration(struct json *line, const struct pass *pass, double wall_sec
     json_u64(line, "bytes", tally->bytes);
     json_u64(line, "accesses", tally->accesses);
     put_if(line, "hit_bytes", pass->counts_hits, tally->hit_bytes);
-    json_open_array(line, "device_read_bytes");
-    for (size_t i = 0; i < counters->n_devices; i++) {
-        struct count device = counters_delta(counters, i);
-        put_if(line, NULL, device.known, device.bytes);
-    }
-    json_close_array(line);
-    struct count process = counters_delta(counters, counters->n_devices);
-    put_if(line, "process_read_bytes", process.known, process.bytes);
+    put_if(line, "held_bytes", pass->owns_memory, tally->held_bytes);
+    put_devices(line, "device_read_bytes", counters);
+    put_process(line, "process_read_bytes", counters);
     json_u64(line, "major_faults", usage->major_faults);
     json_u64(line, "minor_faults", usage->minor_faults);
     json_send_soon(line);
@@ -116,6 +150,8 @@ void event_pass(struct json *line, const struct pass *pass)
     json_u64(line, "stamps_checked", pass->tally.stamps);
     put_if(line, "hit_bytes", pass->counts_hits, pass->tally.hit_bytes);
     put_if(line, "hit_accesses", pass->counts_hits, pass->tally.hit_accesses);
+    put_if(line, "held_bytes", pass->owns_memory, pass->tally.held_bytes);
+    put_if(line, "held_accesses", pass->owns_memory, pass->tally.held_accesses);
     json_u64(line, "major_faults", pass->usage.major_faults);
     json_u64(line, "minor_faults", pass->usage.minor_faults);
     json_seconds(line, "user_seconds", pass->usage.user_seconds);

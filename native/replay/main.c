@@ -12,8 +12,10 @@
 #include "replay/counters.h"
 #include "replay/destinations.h"
 #include "replay/events.h"
+#include "replay/lists.h"
 #include "replay/maps.h"
 #include "replay/options.h"
+#include "replay/own.h"
 #include "replay/pass.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
@@ -25,6 +27,8 @@
 struct replay {
     struct options options;
     struct plan plan;
+    struct lists advice;
+    struct lists table;
     struct pool pool;
     struct probe_choice probe;
     struct maps maps;
@@ -33,6 +37,7 @@ struct replay {
     struct destinations destinations;
     struct counters counters;
     struct capture capture;
+    struct own own;
     struct crew crew;
     struct json line;
     bool partial;
@@ -76,12 +81,28 @@ static bool start_background(struct replay *replay, uint32_t open_files, struct 
            background_start(&replay->background, &replay->options, &replay->pool, open_files, failure);
 }
 
+// After the destinations are touched: what is available then may be taken.
+static bool prepare_own(struct replay *replay, struct failure *failure)
+{
+    counters_read(&replay->counters);
+    if (!own_open(&replay->own, &replay->options, &replay->table, &replay->pool, replay->crew.stamps, failure))
+        return false;
+    counters_read(&replay->counters);
+    lists_free(&replay->table);
+    if (replay->own.kind != OWN_NONE)
+        event_own(&replay->line, &replay->options, &replay->own, &replay->counters);
+    return true;
+}
+
 static bool prepare(struct replay *replay, struct failure *failure)
 {
     struct options *options = &replay->options;
     if (!plan_load(&replay->plan, options->plan, failure) ||
+        (options->advice && !lists_load(&replay->advice, options->advice, LIST_ADVICE, &replay->plan, failure)) ||
+        (options->table && !lists_load(&replay->table, options->table, LIST_TABLE, &replay->plan, failure)) ||
         !pool_open_root(&replay->pool, &replay->plan, options->root, failure) ||
-        !mode_check(options->mode, &replay->pool, failure) || !mode_check(options->warm_mode, &replay->pool, failure) ||
+        !mode_check(reading_mode(options->mode), &replay->pool, failure) ||
+        !mode_check(reading_mode(options->warm_mode), &replay->pool, failure) ||
         !probe_choose(&replay->probe, options->hits, &replay->pool, failure) || !open_maps(replay, failure) ||
         !check_probe(replay, failure) ||
         !counters_open(&replay->counters, &options->device_stats, failure) ||
@@ -97,11 +118,12 @@ static bool prepare(struct replay *replay, struct failure *failure)
     crew->maps = &replay->maps;
     crew->writable = &replay->writable;
     crew->stamps = replay->plan.header.flags & PLAN_STAMPED ? options->stamps : STAMPS_NONE;
-    uint32_t readers = options->threads * (options->warm_mode != options->mode ? 2 : 1) + options->background_threads;
+    uint32_t readers = options->threads * (options_turn(options) ? 2 : 1) + options->background_threads;
     uint32_t open_files = fds_budget(readers, OTHER_FDS + (uint32_t)options->device_stats.count);
-    if (!start_background(replay, open_files, failure) || !crew_start(crew, options, &replay->pool, open_files, failure))
+    if (!start_background(replay, open_files, failure) || !crew_start(crew, options, &replay->pool, open_files, failure) ||
+        !prepare_own(replay, failure))
         return false;
-    event_ready(&replay->line);
+    event_ready(&replay->line, own_mapped_bytes(&replay->own), own_locked_bytes(&replay->own));
     return true;
 }
 
@@ -124,9 +146,10 @@ static bool wait_for_start(void)
 }
 
 // From one way of reading to another, between two passes.
-static bool turn(struct replay *replay, enum mode mode, struct failure *failure)
+static bool turn(struct replay *replay, bool last, enum mode mode, struct failure *failure)
 {
-    crew_turn(&replay->crew, mode);
+    crew_turn(&replay->crew, last);
+    replay->crew.own = mode_owns(mode) ? &replay->own : NULL;
     replay->crew.background = mode == MODE_MMAP_BACKGROUND ? &replay->background : NULL;
     return maps_advise(&replay->maps, mode == MODE_MMAP_RANDOM, failure);
 }
@@ -145,9 +168,11 @@ static bool run_passes(struct replay *replay, struct failure *failure)
         struct pass pass = {.name = options->passes.items[i]};
         bool asked = options->hits_passes.count == 0 || names_hold(&options->hits_passes, pass.name);
         pass.counts_hits = asked && options->hits != HITS_NONE && replay->probe.probe != PROBE_NONE;
-        pass.reports_experts = names_hold(&options->experts_exit, pass.name);
         bool last = i + 1 == options->passes.count;
-        good = turn(replay, last ? options->mode : options->warm_mode, failure) && pass_run(&pass, &context, failure);
+        enum mode mode = last ? options->mode : options->warm_mode;
+        pass.reports_experts = names_hold(&options->experts_exit, pass.name);
+        pass.owns_memory = mode_owns(mode);
+        good = turn(replay, last, mode, failure) && pass_run(&pass, &context, failure);
         replay->partial = replay->partial || pass.partial;
     }
     json_free(&context.line);
@@ -162,11 +187,14 @@ static void release(struct replay *replay)
     background_end(&replay->background);
     capture_free(&replay->capture);
     counters_close(&replay->counters);
+    own_close(&replay->own);
     destinations_unmap(&replay->destinations);
     maps_close(&replay->maps);
     maps_close(&replay->writable);
     if (replay->pool.root >= 0)
         close(replay->pool.root);
+    lists_free(&replay->table);
+    lists_free(&replay->advice);
     plan_free(&replay->plan);
     options_free(&replay->options);
     json_free(&replay->line);

@@ -23,12 +23,14 @@ enum { TMPFS = 0x01021994, RAMFS = 0x858458f6 };
 const char *copy_name(enum mode mode)
 {
 #ifdef __GLIBC__
-    const char *mapped = "memcpy (glibc)";
+    const char *mapped = "memcpy (glibc)", *held_or_read = "memcpy (glibc), pread";
 #else
-    const char *mapped = "memcpy (libc)";
+    const char *mapped = "memcpy (libc)", *held_or_read = "memcpy (libc), pread";
 #endif
     if (mode_writes(mode))
         return "pread into the mapping";
+    if (mode == MODE_PINNED)
+        return held_or_read;
     if (mode_maps(mode) || mode_owns(mode))
         return mapped;
     return mode == MODE_DIRECT ? "pread O_DIRECT" : "pread";
@@ -70,7 +72,7 @@ static bool check_direct(const struct pool *pool, struct failure *failure)
                      ((uint32_t)filesystem.f_type == (uint32_t)TMPFS || (uint32_t)filesystem.f_type == (uint32_t)RAMFS);
     close(fd);
     if (in_memory)
-        return failure_set(failure, EXIT_UNSUPPORTED, "unsupported", "the pool is on tmpfs: mode direct needs a device below it");
+        return failure_set(failure, EXIT_UNSUPPORTED, "unsupported", "the pool is on tmpfs: O_DIRECT reads need a device below it");
     return true;
 }
 
@@ -98,11 +100,11 @@ static bool open_scratch(struct reader *reader, struct failure *failure)
     return true;
 }
 
-bool reader_open(struct reader *reader, enum mode mode, const struct options *options, const struct pool *pool,
-                 const struct maps *maps, uint32_t open_files, struct failure *failure)
+bool reader_open(struct reader *reader, enum mode mode, uint64_t chunk_bytes, const struct pool *pool, const struct maps *maps,
+                 uint32_t open_files, struct failure *failure)
 {
-    bool chunks = options->chunk_bytes && !mode_maps(mode) && !mode_writes(mode);
-    *reader = (struct reader){.mode = mode, .pool = pool, .maps = maps, .chunk = chunks ? options->chunk_bytes : UINT64_MAX};
+    bool chunks = chunk_bytes && !mode_maps(mode) && !mode_writes(mode);
+    *reader = (struct reader){.mode = mode, .pool = pool, .maps = maps, .chunk = chunks ? chunk_bytes : UINT64_MAX};
     return fds_open(&reader->fds, pool, open_files, mode == MODE_DIRECT ? O_DIRECT : 0, mode == MODE_FADV_RANDOM, failure) &&
            (mode != MODE_MMAP_PREAD || open_scratch(reader, failure));
 }
@@ -155,7 +157,7 @@ static char *read_error(const struct reader *reader, const struct plan_extent *e
     name_file(reader, extent, failure);
     if (error == EINVAL && reader->mode == MODE_DIRECT)
         failure_set(failure, EXIT_UNSUPPORTED, "unsupported", "%.800s: its filesystem or device refuses O_DIRECT reads of "
-                    "%d-byte pages: mode direct is not supported here", failure->path, PAGE_BYTES);
+                    "%d-byte pages, which this mode needs", failure->path, PAGE_BYTES);
     else
         failure_set(failure, EXIT_FAILED, "read", "%.800s: %" PRIu64 " bytes at offset %" PRIu64 " cannot be read: %s",
                     failure->path, extent->length, extent->offset, strerror(error));

@@ -40,8 +40,9 @@ static inline uint64_t window_bytes(enum mode mode, const struct plan_extent *ex
 // that: before anything is measured.
 bool mode_check(enum mode mode, const struct pool *pool, struct failure *failure);
 
-bool reader_open(struct reader *reader, enum mode mode, const struct options *options, const struct pool *pool,
-                 const struct maps *maps, uint32_t open_files, struct failure *failure);
+// `chunk_bytes`: the most of one pread, where the mode reads by pread alone; 0 for a whole extent.
+bool reader_open(struct reader *reader, enum mode mode, uint64_t chunk_bytes, const struct pool *pool, const struct maps *maps,
+                 uint32_t open_files, struct failure *failure);
 
 // Brings the extent's bytes to memory, to `window` (page-aligned in mode direct) in the modes that need one, and returns the
 // first of them, or NULL with the failure filled.

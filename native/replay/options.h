@@ -28,6 +28,7 @@ enum mode {
 };
 enum stamps { STAMPS_FULL, STAMPS_ENDS, STAMPS_NONE };
 enum hits { HITS_NONE, HITS_CACHESTAT, HITS_MINCORE, HITS_AUTO };
+enum prefetch_kind { PREFETCH_NONE, PREFETCH_FADVISE, PREFETCH_BLOCKING };
 
 struct names {
     const char **items;
@@ -41,6 +42,8 @@ struct options {
     enum mode warm_mode; // of all passes before it
     bool has_warm_mode;  // it was asked for
     uint64_t chunk_bytes; // of one pread; 0: the whole extent
+    uint64_t warm_chunk_bytes; // likewise in the passes before the last
+    bool has_warm_chunk;       // it was asked for
     uint32_t background_threads; // 0 where neither mode reads ahead
     uint32_t threads;
     uint64_t destinations;
@@ -53,6 +56,11 @@ struct options {
     struct names captures;
     struct names device_stats;
     struct names inflights;
+    enum prefetch_kind prefetch;
+    const char *advice;      // the list file, NULL without prefetch
+    uint64_t prefetch_chunk; // bytes of one hint; 0 without hints
+    uint64_t own_bytes; // of the mode's own memory; 0 without
+    const char *table;  // the list file of what to pin, NULL without
     bool wait;
     const char *self_test; // a file, or NULL
     bool help;
@@ -60,6 +68,7 @@ struct options {
 };
 
 extern const char *const mode_names[];
+extern const char *const prefetch_names[];
 
 // Copies from mappings that cannot be written.
 static inline bool mode_maps(enum mode mode)
@@ -77,6 +86,12 @@ static inline bool mode_owns(enum mode mode)
 static inline bool mode_writes(enum mode mode)
 {
     return mode == MODE_WRITE_PRIVATE || mode == MODE_WRITE_SHARED;
+}
+
+// Whether the passes before the last read in another way.
+static inline bool options_turn(const struct options *options)
+{
+    return options->warm_mode != options->mode || options->warm_chunk_bytes != options->chunk_bytes;
 }
 
 // Whether one of the passes reads so.

@@ -51,6 +51,8 @@ static void add(struct tally *sum, const struct tally *part)
     sum->hit_bytes += part->hit_bytes;
     sum->hit_accesses += part->hit_accesses;
     sum->stamps += part->stamps;
+    sum->held_bytes += part->held_bytes;
+    sum->held_accesses += part->held_accesses;
 }
 
 // Only whole iterations count: the sum over the iteration events is the pass.

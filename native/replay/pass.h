@@ -28,6 +28,7 @@ struct pass {
     const char *name;
     bool counts_hits;
     bool reports_experts; // at its exit
+    bool owns_memory; // what is served from it is counted
     uint64_t iterations; // done
     double wall_seconds; // the iterations alone
     double elapsed_seconds;

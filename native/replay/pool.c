@@ -64,7 +64,7 @@ int pool_open(const struct pool *pool, uint32_t file, int flags, struct failure 
         failure_set(failure, EXIT_FAILED, "open", "%.800s leaves the pool's folder through a link", path);
     else if (error == EINVAL && (flags & O_DIRECT))
         failure_set(failure, EXIT_UNSUPPORTED, "unsupported",
-                    "%.800s cannot be opened with O_DIRECT: its filesystem (tmpfs?) does not support mode direct", path);
+                    "%.800s cannot be opened with O_DIRECT: its filesystem (tmpfs?) does not support the reads of this mode", path);
     else
         failure_set(failure, EXIT_FAILED, "open", "%.800s cannot be opened: %s", path, strerror(error));
     errno = error;

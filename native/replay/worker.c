@@ -4,6 +4,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "replay/stamps.h"
 #include "replay/stop.h"
 #include "replay/threads.h"
 
@@ -60,6 +61,33 @@ static bool read_expert(struct worker *worker, const struct plan_expert *expert,
     return true;
 }
 
+// As read_expert, but from memory of our own where that holds the expert.
+static bool serve_expert(struct worker *worker, uint32_t index, char *to)
+{
+    const struct crew *crew = worker->crew;
+    const struct plan_expert *expert = &crew->plan->experts[index];
+    struct place place = own_take(crew->own, index);
+    bool held = place.state == PLACE_HELD;
+    bool good = held || crew->hits == PROBE_NONE || count_hits(worker, expert);
+    if (place.state == PLACE_ABSENT)
+        return good && read_expert(worker, expert, to);
+    if (good && (held || own_load(crew->own, place, expert, worker->reader, &worker->failure))) {
+        own_copy(crew->own, place, expert, to);
+        good = crew->stamps == STAMPS_NONE ||
+               stamps_check_expert(crew->plan, expert, crew->stamps, to, &worker->tally.stamps, &worker->failure);
+    } else {
+        good = false;
+    }
+    own_give_back(crew->own, place, good);
+    if (!good)
+        return false;
+    worker->tally.bytes += expert->bytes;
+    worker->tally.accesses++;
+    worker->tally.held_bytes += held ? expert->bytes : 0;
+    worker->tally.held_accesses += held;
+    return true;
+}
+
 static char *take_destination(struct worker *worker)
 {
     char *taken = destination(worker->crew->destinations, worker->first_destination + worker->next_destination);
@@ -84,10 +112,15 @@ static void work(struct worker *worker)
         uint64_t access = atomic_fetch_add_explicit(&crew->next, 1, memory_order_relaxed);
         if (access >= crew->limit)
             break;
-        const struct plan_expert *expert = &crew->plan->experts[crew->plan->sequence[access]];
-        if ((crew->hits != PROBE_NONE && !count_hits(worker, expert)) ||
-            !read_expert(worker, expert, take_destination(worker)))
+        uint32_t index = crew->plan->sequence[access];
+        const struct plan_expert *expert = &crew->plan->experts[index];
+        if (crew->own) {
+            if (!serve_expert(worker, index, take_destination(worker)))
+                report_failed(worker, expert);
+        } else if ((crew->hits != PROBE_NONE && !count_hits(worker, expert)) ||
+                   !read_expert(worker, expert, take_destination(worker))) {
             report_failed(worker, expert);
+        }
     }
 }
 
@@ -111,11 +144,11 @@ static void *thread_main(void *argument)
     }
 }
 
-static bool open_reader(struct crew *crew, struct reader *reader, enum mode mode, const struct options *options,
-                        const struct pool *pool, uint32_t open_files, struct failure *failure)
+static bool open_reader(struct crew *crew, struct reader *reader, enum mode mode, uint64_t chunk_bytes, const struct pool *pool,
+                        uint32_t open_files, struct failure *failure)
 {
     const struct maps *maps = mode_writes(mode) ? crew->writable : mode_maps(mode) ? crew->maps : NULL;
-    return reader_open(reader, mode, options, pool, maps, open_files, failure);
+    return reader_open(reader, reading_mode(mode), chunk_bytes, pool, maps, open_files, failure);
 }
 
 static bool prepare_workers(struct crew *crew, const struct options *options, const struct pool *pool, uint32_t open_files,
@@ -134,9 +167,9 @@ static bool prepare_workers(struct crew *crew, const struct options *options, co
         worker->first_destination = crew->destinations->count * id / n;
         worker->n_destinations = crew->destinations->count * (id + 1) / n - worker->first_destination;
         worker->reader = &worker->readers[0];
-        if (!open_reader(crew, &worker->readers[0], options->mode, options, pool, open_files, failure) ||
-            (options->warm_mode != options->mode &&
-             !open_reader(crew, &worker->readers[1], options->warm_mode, options, pool, open_files, failure)))
+        if (!open_reader(crew, &worker->readers[0], options->mode, options->chunk_bytes, pool, open_files, failure) ||
+            (options_turn(options) && !open_reader(crew, &worker->readers[1], options->warm_mode, options->warm_chunk_bytes, pool,
+                                                   open_files, failure)))
             return false;
     }
     return true;
@@ -174,11 +207,12 @@ bool crew_start(struct crew *crew, const struct options *options, const struct p
     return true;
 }
 
-void crew_turn(struct crew *crew, enum mode mode)
+void crew_turn(struct crew *crew, bool last)
 {
     for (uint32_t id = 0; id < crew->n_workers; id++) {
         struct worker *worker = &crew->workers[id];
-        worker->reader = &worker->readers[worker->readers[0].mode != mode];
+        bool warm = !last && worker->readers[1].pool; // one of its own, where the passes before the last read in another way
+        worker->reader = &worker->readers[warm];
     }
 }
 
@@ -203,6 +237,8 @@ struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit)
         sum.hit_bytes += tally->hit_bytes;
         sum.hit_accesses += tally->hit_accesses;
         sum.stamps += tally->stamps;
+        sum.held_bytes += tally->held_bytes;
+        sum.held_accesses += tally->held_accesses;
     }
     return sum;
 }

@@ -12,6 +12,7 @@
 #include "replay/background.h"
 #include "replay/destinations.h"
 #include "replay/modes.h"
+#include "replay/own.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
 #include "replay/residency.h"
@@ -22,6 +23,8 @@ struct tally {
     uint64_t hit_bytes;
     uint64_t hit_accesses; // wholly resident before the read
     uint64_t stamps;
+    uint64_t held_bytes; // served from own memory
+    uint64_t held_accesses;
 };
 
 struct crew;
@@ -47,6 +50,7 @@ struct crew {
     const struct maps *maps; // for the mapped modes, and for hits by mincore
     const struct maps *writable; // for the modes that write
     struct background *background; // NULL in passes where nobody reads ahead
+    struct own *own; // NULL in passes without memory of our own
     enum stamps stamps;
     enum probe hits; // PROBE_NONE while hits are not counted
     bool quit;
@@ -64,8 +68,8 @@ struct crew {
 bool crew_start(struct crew *crew, const struct options *options, const struct pool *pool, uint32_t open_files,
                 struct failure *failure);
 
-// From now on reads in this mode, the last pass's or that of those before it. Between two runs.
-void crew_turn(struct crew *crew, enum mode mode);
+// From now on reads as the last pass does, or as those before it do. Between two runs.
+void crew_turn(struct crew *crew, bool last);
 
 // Runs the accesses [first, limit) on all workers and returns what was delivered.
 struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit);
