@@ -9,8 +9,9 @@
 #include "replay/probe.h"
 
 void event_start(struct json *line, const struct options *options, const struct plan *plan, uint64_t destination_bytes,
-                 const struct probe_choice *probe);
-void event_ready(struct json *line);
+                 const struct probe_choice *probe, uint64_t spine_bytes);
+// locked_bytes: what this process asked to lock.
+void event_ready(struct json *line, uint64_t locked_bytes);
 void event_residency(struct json *line, const struct pass *pass, const char *at, double when, uint64_t resident_bytes,
                      uint64_t pool_bytes, double cost_seconds);
 void event_iteration(struct json *line, const struct pass *pass, double wall_seconds, const struct tally *tally,

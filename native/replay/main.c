@@ -8,16 +8,20 @@
 
 #include "common/parent.h"
 #include "replay/capture.h"
+#include "replay/compute.h"
 #include "replay/counters.h"
 #include "replay/destinations.h"
 #include "replay/events.h"
 #include "replay/lists.h"
+#include "replay/lock.h"
 #include "replay/maps.h"
 #include "replay/options.h"
 #include "replay/pass.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
+#include "replay/prefetch.h"
 #include "replay/probe.h"
+#include "replay/spine.h"
 #include "replay/stop.h"
 #include "replay/worker.h"
 
@@ -31,6 +35,9 @@ struct replay {
     struct destinations destinations;
     struct counters counters;
     struct capture capture;
+    struct spine spine;
+    struct prefetch prefetch;
+    struct compute compute;
     struct crew crew;
     struct json line;
     bool partial;
@@ -54,6 +61,21 @@ static bool open_maps(struct replay *replay, struct failure *failure)
     return true;
 }
 
+// The threads beside the workers. The compute phase is measured last, when nothing else runs.
+static bool start_others(struct replay *replay, uint32_t open_files, struct failure *failure)
+{
+    const struct options *options = &replay->options;
+    if (options->prefetch != PREFETCH_NONE) {
+        const struct prefetch_order order = {&replay->plan, &replay->pool, &replay->advice, options, replay->crew.stamps,
+                                             replay->probe.probe, open_files};
+        if (!prefetch_start(&replay->prefetch, &order, failure))
+            return false;
+        replay->crew.prefetch = &replay->prefetch;
+    }
+    return options->compute_seconds == 0 ||
+           compute_start(&replay->compute, options->compute_seconds, options->compute_threads, failure);
+}
+
 static bool prepare(struct replay *replay, struct failure *failure)
 {
     struct options *options = &replay->options;
@@ -62,10 +84,12 @@ static bool prepare(struct replay *replay, struct failure *failure)
         !pool_open_root(&replay->pool, &replay->plan, options->root, failure) ||
         !mode_check(options->mode, &replay->pool, failure) ||
         !probe_choose(&replay->probe, options->hits, &replay->pool, failure) || !open_maps(replay, failure) ||
+        (options->spine && !spine_open(&replay->spine, &replay->pool, options->spine, failure)) ||
         !counters_open(&replay->counters, &options->device_stats, failure) ||
         !destinations_map(&replay->destinations, &replay->plan, options->mode, options->destinations, failure))
         return false;
-    event_start(&replay->line, options, &replay->plan, replay->destinations.stride, &replay->probe);
+    event_start(&replay->line, options, &replay->plan, replay->destinations.stride, &replay->probe,
+                replay->spine.bytes);
     sigbus_install();
     replay->capture.files = &options->captures;
     replay->capture.inflights = &options->inflights;
@@ -74,10 +98,15 @@ static bool prepare(struct replay *replay, struct failure *failure)
     crew->destinations = &replay->destinations;
     crew->maps = &replay->maps;
     crew->stamps = replay->plan.header.flags & PLAN_STAMPED ? options->stamps : STAMPS_NONE;
-    uint32_t open_files = fds_budget(options->threads, OTHER_FDS + (uint32_t)options->device_stats.count);
-    if (!crew_start(crew, options->mode, &replay->pool, options->threads, open_files, failure))
+    crew->spine = options->spine ? &replay->spine : NULL;
+    if (options->spine_lock && !spine_lock(&replay->spine, failure))
         return false;
-    event_ready(&replay->line);
+    uint32_t readers = options->threads + (options->prefetch != PREFETCH_NONE);
+    uint32_t open_files = fds_budget(readers, OTHER_FDS + (uint32_t)options->device_stats.count);
+    if (!crew_start(crew, options->mode, &replay->pool, options->threads, open_files, failure) ||
+        !start_others(replay, open_files, failure))
+        return false;
+    event_ready(&replay->line, options->spine_lock ? locked_bytes(replay->spine.bytes) : 0);
     return true;
 }
 
@@ -102,8 +131,16 @@ static bool wait_for_start(void)
 static bool run_passes(struct replay *replay, struct failure *failure)
 {
     const struct options *options = &replay->options;
-    struct pass_context context = {options,       &replay->plan,      &replay->pool,    replay->probe.probe,
-                                   &replay->crew, &replay->counters, &replay->capture, {0}};
+    struct pass_context context = {
+        .options = options,
+        .plan = &replay->plan,
+        .pool = &replay->pool,
+        .probe = replay->probe.probe,
+        .crew = &replay->crew,
+        .compute = options->compute_seconds > 0 ? &replay->compute : NULL,
+        .counters = &replay->counters,
+        .capture = &replay->capture,
+    };
     bool good = true;
     for (size_t i = 0; good && i < options->passes.count; i++) {
         if (stopping()) {
@@ -124,7 +161,10 @@ static void release(struct replay *replay)
 {
     if (replay->crew.abandoned)
         return;
+    compute_end(&replay->compute);
+    prefetch_end(&replay->prefetch);
     crew_end(&replay->crew);
+    spine_close(&replay->spine);
     capture_free(&replay->capture);
     counters_close(&replay->counters);
     destinations_unmap(&replay->destinations);

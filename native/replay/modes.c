@@ -119,7 +119,7 @@ void sigbus_install(void)
     sigaction(SIGBUS, &action, NULL);
 }
 
-static bool copy_mapped(char *to, const char *from, uint64_t length)
+bool copy_mapped(char *to, const char *from, uint64_t length)
 {
     if (sigsetjmp(sigbus_return, 0) != 0) {
         sigbus_expected = 0;

@@ -43,4 +43,7 @@ char *deliver(struct reader *reader, const struct plan_extent *extent, char *win
 // Turns SIGBUS inside a mapped copy into a failure of that access.
 void sigbus_install(void);
 
+// memcpy from a mapped file; false where the file's bytes could not be had (SIGBUS).
+bool copy_mapped(char *to, const char *from, uint64_t length);
+
 #endif

@@ -35,6 +35,10 @@ struct options {
     enum prefetch_kind prefetch;
     const char *advice;      // the list file, NULL without prefetch
     uint64_t prefetch_chunk; // bytes of one hint; 0 without hints
+    const char *spine; // a file below the root, or NULL
+    bool spine_lock;
+    double compute_seconds;   // 0: no compute phase
+    uint32_t compute_threads; // 0 without
     bool wait;
     const char *self_test; // a file, or NULL
     bool help;

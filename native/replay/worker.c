@@ -75,22 +75,50 @@ static char *take_destination(struct worker *worker)
     return taken;
 }
 
-static void report_failed(struct worker *worker, const struct plan_expert *expert)
+static void fail(struct worker *worker)
 {
     int none = -1;
-    failure_expert(&worker->failure, expert->layer, expert->expert);
     atomic_compare_exchange_strong(&worker->crew->failed, &none, (int)worker->id);
     atomic_store(&stop_requested, true);
+}
+
+static void report_failed(struct worker *worker, const struct plan_expert *expert)
+{
+    failure_expert(&worker->failure, expert->layer, expert->expert);
+    fail(worker);
+}
+
+// The worker's part of the spine, in pieces of a destination.
+static void copy_spine(struct worker *worker)
+{
+    struct crew *crew = worker->crew;
+    uint64_t at, limit;
+    spine_part(crew->spine, worker->id, crew->n_workers, &at, &limit);
+    while (at < limit && !stopping()) {
+        uint64_t left = limit - at;
+        uint64_t length = left < crew->destinations->stride ? left : crew->destinations->stride;
+        if (!spine_copy(crew->spine, take_destination(worker), at, length, &worker->failure)) {
+            fail(worker);
+            break;
+        }
+        worker->tally.spine_bytes += length;
+        at += length;
+    }
+    if (crew->n_workers > 1)
+        pthread_barrier_wait(&crew->spine_done);
 }
 
 static void work(struct worker *worker)
 {
     struct crew *crew = worker->crew;
     worker->tally = (struct tally){0};
+    if (crew->spine)
+        copy_spine(worker);
     while (!stopping()) {
         uint64_t access = atomic_fetch_add_explicit(&crew->next, 1, memory_order_relaxed);
         if (access >= crew->limit)
             break;
+        prefetch_note(crew->prefetch, access);
         const struct plan_expert *expert = &crew->plan->experts[crew->plan->sequence[access]];
         if ((crew->hits != PROBE_NONE && !count_hits(worker, expert)) ||
             !read_expert(worker, expert, take_destination(worker)))
@@ -171,6 +199,7 @@ bool crew_start(struct crew *crew, enum mode mode, const struct pool *pool, uint
         return false;
     pthread_barrier_init(&crew->start, NULL, n_workers);
     pthread_barrier_init(&crew->finish, NULL, n_workers);
+    pthread_barrier_init(&crew->spine_done, NULL, n_workers);
     if (!start_threads(crew, failure))
         return false;
     touch(&crew->workers[0]);
@@ -196,6 +225,7 @@ struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit)
         sum.hit_bytes += tally->hit_bytes;
         sum.hit_accesses += tally->hit_accesses;
         sum.stamps += tally->stamps;
+        sum.spine_bytes += tally->spine_bytes;
     }
     return sum;
 }

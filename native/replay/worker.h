@@ -13,7 +13,9 @@
 #include "replay/modes.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
+#include "replay/prefetch.h"
 #include "replay/residency.h"
+#include "replay/spine.h"
 
 struct tally {
     uint64_t bytes;
@@ -21,6 +23,8 @@ struct tally {
     uint64_t hit_bytes;
     uint64_t hit_accesses; // wholly resident before the read
     uint64_t stamps;
+    uint64_t spine_bytes;
+    double compute_seconds; // of the compute phase after the accesses
 };
 
 struct crew;
@@ -43,6 +47,8 @@ struct crew {
     const struct plan *plan;
     const struct destinations *destinations;
     const struct maps *maps; // for mmap, and for hits by mincore
+    struct prefetch *prefetch; // NULL without
+    const struct spine *spine; // NULL without
     enum stamps stamps;
     enum probe hits; // PROBE_NONE while hits are not counted
     bool quit;
@@ -53,6 +59,7 @@ struct crew {
     struct worker *workers;
     pthread_barrier_t start;
     pthread_barrier_t finish;
+    pthread_barrier_t spine_done; // the accesses begin when the whole spine is copied
 };
 
 // Sets up the workers and starts all but the main thread's; returns when every destination is touched.
