@@ -32,8 +32,19 @@ static bool refused(uint64_t bytes, int error, struct failure *failure)
                        self_status_bytes("VmLck"), value);
 }
 
+// The soft limit may be raised to the hard one by anyone.
+static void raise_limit(void)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_MEMLOCK, &limit) == 0 && limit.rlim_cur < limit.rlim_max) {
+        limit.rlim_cur = limit.rlim_max;
+        setrlimit(RLIMIT_MEMLOCK, &limit);
+    }
+}
+
 bool lock_memory(const void *memory, uint64_t bytes, struct failure *failure)
 {
+    raise_limit();
     // The system call itself: under ASan the function would do nothing.
     return syscall(SYS_mlock, memory, bytes) == 0 || refused(bytes, errno, failure);
 }

@@ -82,19 +82,16 @@ static bool prepare(struct background *background, const struct options *options
 bool background_start(struct background *background, const struct options *options, const struct pool *pool,
                       uint32_t open_files, struct failure *failure)
 {
-    int error = 0;
+    bool good = true;
     if (!prepare(background, options, pool, open_files, failure))
         return false;
     pthread_barrier_init(&background->start, NULL, background->n + 1);
     pthread_barrier_init(&background->finish, NULL, background->n + 1);
-    for (uint32_t id = 0; id < background->n && !error; id++) {
-        error = thread_start(&background->threads[id].thread, thread_main, &background->threads[id]);
-        background->started += !error;
+    for (uint32_t id = 0; id < background->n && good; id++) {
+        good = thread_start(&background->threads[id].thread, "moetier-behind", thread_main, &background->threads[id], failure);
+        background->started += good;
     }
-    if (!error)
-        return true;
-    return failure_set(failure, EXIT_FAILED, "threads", "%" PRIu32 " background threads cannot be started: %s", background->n,
-                       strerror(error));
+    return good;
 }
 
 void background_begin(struct background *background, uint64_t first, uint64_t limit)

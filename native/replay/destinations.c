@@ -25,14 +25,8 @@ uint64_t largest_expert(const struct plan *plan, enum mode mode)
     return (largest + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }
 
-bool destinations_map(struct destinations *destinations, const struct plan *plan, const struct options *options,
-                      struct failure *failure)
+bool destinations_map(struct destinations *destinations, uint64_t stride, uint64_t count, struct failure *failure)
 {
-    uint64_t count = options->destinations;
-    uint64_t stride = largest_expert(plan, options->mode);
-    uint64_t warm_stride = largest_expert(plan, options->warm_mode);
-    if (warm_stride > stride)
-        stride = warm_stride;
     uint64_t bytes;
     if (__builtin_mul_overflow(stride, count, &bytes))
         bytes = UINT64_MAX;

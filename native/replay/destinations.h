@@ -21,9 +21,8 @@ struct destinations {
 // What the largest expert takes in a destination: a multiple of the page.
 uint64_t largest_expert(const struct plan *plan, enum mode mode);
 
-// As many as --destinations says, large enough for both modes.
-bool destinations_map(struct destinations *destinations, const struct plan *plan, const struct options *options,
-                      struct failure *failure);
+// `count` of them, of `stride` bytes each.
+bool destinations_map(struct destinations *destinations, uint64_t stride, uint64_t count, struct failure *failure);
 
 static inline char *destination(const struct destinations *destinations, uint64_t index)
 {

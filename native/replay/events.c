@@ -21,7 +21,7 @@ static void put_plan(struct json *line, const struct plan_header *header)
 }
 
 void event_start(struct json *line, const struct options *options, const struct plan *plan, uint64_t destination_bytes,
-                 const struct probe_choice *probe)
+                 const struct probe_choice *probe, uint64_t spine_bytes)
 {
     json_event(line, "start");
     json_string(line, "version", MOETIER_VERSION);
@@ -35,6 +35,9 @@ void event_start(struct json *line, const struct options *options, const struct 
     json_string(line, "copy", copy_name(options->mode));
     json_string(line, "residency_probe", probe_name(probe->probe));
     json_string(line, "probe_note", probe->note);
+    json_string(line, "prefetch", prefetch_names[options->prefetch]);
+    json_u64(line, "spine_bytes", spine_bytes);
+    json_u64(line, "compute_threads", options->compute_threads);
     put_plan(line, &plan->header);
     json_send(line);
 }
@@ -119,6 +122,34 @@ void event_experts(struct json *line, const struct pass *pass, const uint64_t *r
     json_send(line);
 }
 
+static void put_seconds_if(struct json *line, const char *key, bool known, double seconds)
+{
+    if (known)
+        json_seconds(line, key, seconds);
+    else
+        json_null(line, key);
+}
+
+static void put_prefetch(struct json *line, const struct prefetch *prefetch)
+{
+    if (!prefetch) {
+        json_null(line, "prefetch");
+        return;
+    }
+    const struct prefetch_counts *counts = &prefetch->counts;
+    json_open_object(line, "prefetch");
+    json_u64(line, "submitted", atomic_load(&prefetch->submitted));
+    json_u64(line, "overwritten", atomic_load(&prefetch->overwritten));
+    json_u64(line, "completed", counts->completed);
+    json_u64(line, "pending", counts->pending);
+    json_u64(line, "experts", counts->experts);
+    json_u64(line, "asked_bytes", counts->asked_bytes);
+    put_if(line, "resident_before_bytes", prefetch->probe != PROBE_NONE, counts->resident_before_bytes);
+    put_if(line, "became_resident_bytes", prefetch->probe != PROBE_NONE, counts->became_resident_bytes);
+    json_u64(line, "read_bytes", counts->read_bytes);
+    json_close_object(line);
+}
+
 void event_iteration(struct json *line, const struct pass *pass, double wall_seconds, const struct tally *tally,
                      const struct usage *usage, const struct counters *counters)
 {
@@ -134,6 +165,7 @@ void event_iteration(struct json *line, const struct pass *pass, double wall_sec
     put_process(line, "process_read_bytes", counters);
     json_u64(line, "major_faults", usage->major_faults);
     json_u64(line, "minor_faults", usage->minor_faults);
+    put_seconds_if(line, "compute_seconds", pass->computes, tally->compute_seconds);
     json_send_soon(line);
 }
 
@@ -156,6 +188,9 @@ void event_pass(struct json *line, const struct pass *pass)
     json_u64(line, "minor_faults", pass->usage.minor_faults);
     json_seconds(line, "user_seconds", pass->usage.user_seconds);
     json_seconds(line, "system_seconds", pass->usage.system_seconds);
+    json_u64(line, "spine_bytes", pass->tally.spine_bytes);
+    put_seconds_if(line, "compute_seconds", pass->computes, pass->tally.compute_seconds);
+    put_prefetch(line, pass->prefetch);
     json_bool(line, "partial", pass->partial);
     json_send(line);
 }

@@ -11,10 +11,10 @@
 #include "replay/probe.h"
 
 void event_start(struct json *line, const struct options *options, const struct plan *plan, uint64_t destination_bytes,
-                 const struct probe_choice *probe);
+                 const struct probe_choice *probe, uint64_t spine_bytes);
 // What own memory holds at the start. The counters' last two readings enclose its preload.
 void event_own(struct json *line, const struct options *options, const struct own *own, const struct counters *counters);
-
+// budgeted_bytes: own memory, a part of the capacity; locked_bytes: what this process asked to lock.
 void event_ready(struct json *line, uint64_t budgeted_bytes, uint64_t locked_bytes);
 void event_residency(struct json *line, const struct pass *pass, const char *at, double when, uint64_t resident_bytes,
                      uint64_t pool_bytes, double cost_seconds);

@@ -62,7 +62,7 @@ static bool check_owner(const struct check *check, const struct list_header *hea
 static bool check_size(const struct check *check, const struct list_header *header)
 {
     uint64_t body = header->file_bytes - sizeof *header;
-    if (header->n_lists >= UINT32_MAX || header->n_lists > body / 16 || header->n_ids > body / 4)
+    if (header->n_lists > INT32_MAX || header->n_lists > body / 16 || header->n_ids > body / 4)
         return bad(check, "%" PRIu64 " lists of %" PRIu64 " experts do not fit into its %" PRIu64 " bytes", header->n_lists,
                    header->n_ids, header->file_bytes);
     uint64_t expected = (2 * header->n_lists + 1) * 8 + (header->n_ids * 4 + 7) / 8 * 8;

@@ -9,6 +9,7 @@
 #include "common/parent.h"
 #include "replay/background.h"
 #include "replay/capture.h"
+#include "replay/compute.h"
 #include "replay/counters.h"
 #include "replay/destinations.h"
 #include "replay/events.h"
@@ -19,8 +20,10 @@
 #include "replay/pass.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
+#include "replay/prefetch.h"
 #include "replay/probe.h"
 #include "replay/sigbus.h"
+#include "replay/spine.h"
 #include "replay/stop.h"
 #include "replay/worker.h"
 
@@ -38,6 +41,9 @@ struct replay {
     struct counters counters;
     struct capture capture;
     struct own own;
+    struct spine spine;
+    struct prefetch prefetch;
+    struct compute compute;
     struct crew crew;
     struct json line;
     bool partial;
@@ -94,6 +100,33 @@ static bool prepare_own(struct replay *replay, struct failure *failure)
     return true;
 }
 
+// The threads beside the workers. The compute phase is measured last, when nothing else runs.
+static bool start_others(struct replay *replay, uint32_t open_files, struct failure *failure)
+{
+    const struct options *options = &replay->options;
+    if (options->prefetch != PREFETCH_NONE) {
+        const struct prefetch_order order = {&replay->plan, &replay->pool, &replay->advice, options, replay->crew.stamps,
+                                             replay->probe.probe, open_files};
+        if (!prefetch_start(&replay->prefetch, &order, failure))
+            return false;
+        replay->crew.prefetch = &replay->prefetch;
+    }
+    return options->compute_seconds == 0 ||
+           compute_start(&replay->compute, options->compute_seconds, options->compute_threads, failure);
+}
+
+// Large enough for both modes. What is read in place needs none, but the spine is copied all the same.
+static bool map_destinations(struct replay *replay, struct failure *failure)
+{
+    const struct options *options = &replay->options;
+    uint64_t stride = largest_expert(&replay->plan, options->mode), warm = largest_expert(&replay->plan, options->warm_mode);
+    if (warm > stride)
+        stride = warm;
+    if (stride == 0 && options->spine)
+        stride = largest_expert(&replay->plan, MODE_PAGE_CACHE);
+    return destinations_map(&replay->destinations, stride, options->destinations, failure);
+}
+
 static bool prepare(struct replay *replay, struct failure *failure)
 {
     struct options *options = &replay->options;
@@ -105,10 +138,12 @@ static bool prepare(struct replay *replay, struct failure *failure)
         !mode_check(reading_mode(options->warm_mode), &replay->pool, failure) ||
         !probe_choose(&replay->probe, options->hits, &replay->pool, failure) || !open_maps(replay, failure) ||
         !check_probe(replay, failure) ||
+        (options->spine && !spine_open(&replay->spine, &replay->pool, options->spine, failure)) ||
         !counters_open(&replay->counters, &options->device_stats, failure) ||
-        !destinations_map(&replay->destinations, &replay->plan, options, failure))
+        !map_destinations(replay, failure))
         return false;
-    event_start(&replay->line, options, &replay->plan, replay->destinations.stride, &replay->probe);
+    event_start(&replay->line, options, &replay->plan, replay->destinations.stride, &replay->probe,
+                replay->spine.bytes);
     sigbus_install();
     replay->capture.files = &options->captures;
     replay->capture.inflights = &options->inflights;
@@ -118,12 +153,17 @@ static bool prepare(struct replay *replay, struct failure *failure)
     crew->maps = &replay->maps;
     crew->writable = &replay->writable;
     crew->stamps = replay->plan.header.flags & PLAN_STAMPED ? options->stamps : STAMPS_NONE;
-    uint32_t readers = options->threads * (options_turn(options) ? 2 : 1) + options->background_threads;
+    crew->spine = options->spine ? &replay->spine : NULL;
+    if (options->spine_lock && !spine_lock(&replay->spine, failure))
+        return false;
+    uint32_t readers = options->threads * (options_turn(options) ? 2 : 1) + options->background_threads +
+                       (options->prefetch != PREFETCH_NONE);
     uint32_t open_files = fds_budget(readers, OTHER_FDS + (uint32_t)options->device_stats.count);
     if (!start_background(replay, open_files, failure) || !crew_start(crew, options, &replay->pool, open_files, failure) ||
-        !prepare_own(replay, failure))
+        !prepare_own(replay, failure) || !start_others(replay, open_files, failure))
         return false;
-    event_ready(&replay->line, own_mapped_bytes(&replay->own), own_locked_bytes(&replay->own));
+    uint64_t locked = own_locked_bytes(&replay->own) + (options->spine_lock ? spine_locked_bytes(&replay->spine) : 0);
+    event_ready(&replay->line, own_mapped_bytes(&replay->own), locked);
     return true;
 }
 
@@ -157,8 +197,16 @@ static bool turn(struct replay *replay, bool last, enum mode mode, struct failur
 static bool run_passes(struct replay *replay, struct failure *failure)
 {
     const struct options *options = &replay->options;
-    struct pass_context context = {options,       &replay->plan,      &replay->pool,    replay->probe.probe,
-                                   &replay->crew, &replay->counters, &replay->capture, {0}};
+    struct pass_context context = {
+        .options = options,
+        .plan = &replay->plan,
+        .pool = &replay->pool,
+        .probe = replay->probe.probe,
+        .crew = &replay->crew,
+        .compute = options->compute_seconds > 0 ? &replay->compute : NULL,
+        .counters = &replay->counters,
+        .capture = &replay->capture,
+    };
     bool good = true;
     for (size_t i = 0; good && i < options->passes.count; i++) {
         if (stopping()) {
@@ -183,8 +231,11 @@ static void release(struct replay *replay)
 {
     if (replay->crew.abandoned)
         return;
+    compute_end(&replay->compute);
+    prefetch_end(&replay->prefetch);
     crew_end(&replay->crew);
     background_end(&replay->background);
+    spine_close(&replay->spine);
     capture_free(&replay->capture);
     counters_close(&replay->counters);
     own_close(&replay->own);

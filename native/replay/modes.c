@@ -239,25 +239,12 @@ static bool before_copy(struct reader *reader, const struct plan_extent *extent,
     return error == 0 || advice_error(reader, extent, "madvise", error, failure);
 }
 
-struct copy {
-    char *to;
-    const char *from;
-    uint64_t length;
-};
-
-static void run_copy(void *argument)
-{
-    const struct copy *copy = argument;
-    memcpy(copy->to, copy->from, copy->length);
-}
-
 static char *copy_mapped(struct reader *reader, const struct plan_extent *extent, char *window, struct failure *failure)
 {
     char *from = reader->maps->base[extent->file] + extent->offset;
-    struct copy copy = {window, from, extent->length};
     if (!before_copy(reader, extent, from, failure))
         return NULL;
-    return sigbus_guard(run_copy, &copy) ? window : sigbus_failure(reader, extent, failure);
+    return sigbus_copy(window, from, extent->length) ? window : sigbus_failure(reader, extent, failure);
 }
 
 char *deliver(struct reader *reader, const struct plan_extent *extent, char *window, struct failure *failure)

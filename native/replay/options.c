@@ -17,13 +17,15 @@ const char *const prefetch_names[] = {"none", "fadvise", "blocking", NULL};
 static const char *const stamps_names[] = {"full", "ends", "none", NULL};
 static const char *const hits_names[] = {"none", "cachestat", "mincore", "auto", NULL};
 
-enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64, LEAST_CHUNK = 4096, STANDARD_CHUNK = 131072 };
+enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64, LEAST_CHUNK = 4096, STANDARD_CHUNK = 131072,
+       MOST_COMPUTE_SECONDS = 3600 };
 
 enum option_key {
     OPTION_ROOT = 1, OPTION_MODE, OPTION_THREADS, OPTION_PASSES, OPTION_DESTINATIONS, OPTION_STAMPS, OPTION_HITS,
     OPTION_HITS_PASSES, OPTION_RESIDENCY_SAMPLES, OPTION_CAPTURE, OPTION_DEVICE_STAT, OPTION_INFLIGHT, OPTION_WAIT,
-    OPTION_SELF_TEST, OPTION_HELP, OPTION_VERSION, OPTION_WARM_MODE, OPTION_CHUNK_BYTES, OPTION_BACKGROUND_THREADS,
-    OPTION_WARM_CHUNK_BYTES,     OPTION_EXPERTS_EXIT, OPTION_PREFETCH, OPTION_ADVICE, OPTION_PREFETCH_CHUNK, OPTION_OWN_BYTES, OPTION_TABLE,
+    OPTION_SELF_TEST, OPTION_HELP, OPTION_VERSION, OPTION_WARM_MODE, OPTION_CHUNK_BYTES, OPTION_WARM_CHUNK_BYTES,
+    OPTION_BACKGROUND_THREADS, OPTION_EXPERTS_EXIT, OPTION_PREFETCH, OPTION_ADVICE, OPTION_PREFETCH_CHUNK, OPTION_OWN_BYTES,
+    OPTION_TABLE, OPTION_SPINE, OPTION_SPINE_LOCK, OPTION_COMPUTE_SECONDS, OPTION_COMPUTE_THREADS,
 };
 
 static const struct option long_options[] = {
@@ -49,6 +51,10 @@ static const struct option long_options[] = {
     {"prefetch-chunk", required_argument, NULL, OPTION_PREFETCH_CHUNK},
     {"own-bytes", required_argument, NULL, OPTION_OWN_BYTES},
     {"table", required_argument, NULL, OPTION_TABLE},
+    {"spine", required_argument, NULL, OPTION_SPINE},
+    {"spine-lock", no_argument, NULL, OPTION_SPINE_LOCK},
+    {"compute-seconds", required_argument, NULL, OPTION_COMPUTE_SECONDS},
+    {"compute-threads", required_argument, NULL, OPTION_COMPUTE_THREADS},
     {"wait", no_argument, NULL, OPTION_WAIT},
     {"self-test", required_argument, NULL, OPTION_SELF_TEST},
     {"help", no_argument, NULL, OPTION_HELP},
@@ -89,16 +95,21 @@ void options_help(void)
          "  --capture PATH         record this file raw at each pass's entry and exit (repeatable)\n"
          "  --device-stat PATH     a /sys/dev/block/M:m/stat file: bytes read per iteration (repeatable)\n"
          "  --inflight PATH        a /sys/dev/block/M:m/inflight file: wait for 0 before each capture (repeatable)\n"
+         "  --spine FILE           a file below the root: mapped, and copied once per iteration before its accesses\n"
+         "  --spine-lock           lock the spine in memory, or end with 3\n"
          "  --prefetch HOW         none, fadvise (POSIX_FADV_WILLNEED) or blocking (pread) by a thread beside (default none)\n"
          "  --advice FILE          the experts to prefetch, and from which access on (a list file of kind advice)\n"
          "  --prefetch-chunk N     bytes of one hint; the kernel cuts each to the device's read-ahead (default 131072)\n"
          "  --own-bytes N          bytes of the memory that pinned, user_lru and user_lfu hold experts in\n"
          "  --table FILE           pinned: the experts to hold, best first (a list file of kind table)\n"
+         "  --compute-seconds S    end every iteration with a fixed amount of work: S seconds' worth on the idle machine\n"
+         "  --compute-threads N    threads of their own that each do this work (default 1)\n"
          "  --wait                 after \"ready\", wait for a line on stdin\n"
          "  --self-test FILE       print which residency probes tell the truth about FILE (its cached pages are dropped)\n"
          "  --help, --version\n"
          "\n"
-         "Ends with 0 done, 1 failed, 2 usage or bad plan, 77 unsupported here, 130 or 143 after SIGINT or SIGTERM.");
+         "Ends with 0 done, 1 failed, 2 usage, bad plan or list, 3 memory not locked, 77 unsupported here,\n"
+         "130 or 143 after SIGINT or SIGTERM.");
 }
 
 static bool usage(struct failure *failure, const char *option, const char *seen, const char *expected)
@@ -225,6 +236,17 @@ static bool apply(struct options *options, int key, char *text, struct failure *
         return parse_count("prefetch-chunk", text, LEAST_CHUNK, 1u << 30, &options->prefetch_chunk, failure);
     case OPTION_OWN_BYTES: return parse_count("own-bytes", text, 1, UINT64_MAX, &options->own_bytes, failure);
     case OPTION_TABLE: options->table = text; break;
+    case OPTION_SPINE: options->spine = text; break;
+    case OPTION_SPINE_LOCK: options->spine_lock = true; break;
+    case OPTION_COMPUTE_SECONDS:
+        if (!parse_seconds(text, &options->compute_seconds) || options->compute_seconds <= 0 ||
+            options->compute_seconds > MOST_COMPUTE_SECONDS)
+            return usage(failure, "compute-seconds", text, "a number of seconds above 0, 3600 at most");
+        break;
+    case OPTION_COMPUTE_THREADS:
+        good = parse_count("compute-threads", text, 1, MOST_THREADS, &count, failure);
+        options->compute_threads = (uint32_t)count;
+        break;
     case OPTION_WAIT: options->wait = true; break;
     case OPTION_SELF_TEST: options->self_test = text; break;
     case OPTION_HELP: options->help = true; break;
@@ -276,24 +298,25 @@ static bool complete_modes(struct options *options, struct failure *failure)
 // Whether what the page cache holds is of use to the mode.
 static bool mode_uses_page_cache(enum mode mode)
 {
-    return mode != MODE_DIRECT && mode != MODE_USER_LRU && mode != MODE_USER_LFU;
+    return mode != MODE_DIRECT && mode != MODE_USER_LRU && mode != MODE_USER_LFU && !mode_writes(mode);
 }
 
 static bool complete_prefetch(struct options *options, struct failure *failure)
 {
     bool asked = options->prefetch != PREFETCH_NONE;
     if (options->prefetch_chunk && options->prefetch != PREFETCH_FADVISE)
-        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch-chunk is the length of a hint: expected --prefetch fadvise");
+        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch-chunk is a hint's length: expected --prefetch fadvise");
     if (options->advice && !asked)
-        return failure_set(failure, EXIT_USAGE, "usage", "--advice says what to prefetch: expected --prefetch fadvise or blocking");
+        return failure_set(failure, EXIT_USAGE, "usage", "--advice says what to prefetch: expected --prefetch fadvise or "
+                           "blocking");
     if (!asked)
         return true;
     const char *how = prefetch_names[options->prefetch];
     if (!options->advice)
-        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s: expected the experts to prefetch, as --advice FILE", how);
+        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s: expected --advice FILE, which says what", how);
     if (!mode_uses_page_cache(options->mode))
-        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s with --mode %s: a hint to the page cache does nothing for a "
-                           "mode that does not read through it", how, mode_names[options->mode]);
+        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s with --mode %s: a hint to the page cache does nothing for "
+                           "a mode that does not read through it", how, mode_names[options->mode]);
     if (options->prefetch == PREFETCH_FADVISE && options->prefetch_chunk == 0)
         options->prefetch_chunk = STANDARD_CHUNK;
     return true;
@@ -324,6 +347,18 @@ static bool known_passes(const struct options *options, const char *option, cons
     return true;
 }
 
+// The spine and the compute phase.
+static bool complete_others(struct options *options, struct failure *failure)
+{
+    if (options->spine_lock && !options->spine)
+        return failure_set(failure, EXIT_USAGE, "usage", "--spine-lock locks the spine: expected --spine FILE");
+    if (options->compute_threads && options->compute_seconds == 0)
+        return failure_set(failure, EXIT_USAGE, "usage", "--compute-threads run the compute phase: expected --compute-seconds");
+    if (options->compute_threads == 0 && options->compute_seconds > 0)
+        options->compute_threads = 1;
+    return true;
+}
+
 static bool complete(struct options *options, int argc, char **argv, struct failure *failure)
 {
     if (options->help || options->version || (options->self_test && optind == argc))
@@ -341,7 +376,7 @@ static bool complete(struct options *options, int argc, char **argv, struct fail
                            " threads: expected at least one each", options->destinations, options->threads);
     return known_passes(options, "hits-passes", &options->hits_passes, failure) &&
            known_passes(options, "experts-exit", &options->experts_exit, failure) && complete_modes(options, failure) &&
-           complete_own(options, failure) && complete_prefetch(options, failure);
+           complete_own(options, failure) && complete_others(options, failure) && complete_prefetch(options, failure);
 }
 
 bool options_parse(struct options *options, int argc, char **argv, struct failure *failure)

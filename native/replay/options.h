@@ -61,6 +61,10 @@ struct options {
     uint64_t prefetch_chunk; // bytes of one hint; 0 without hints
     uint64_t own_bytes; // of the mode's own memory; 0 without
     const char *table;  // the list file of what to pin, NULL without
+    const char *spine; // a file below the root, or NULL
+    bool spine_lock;
+    double compute_seconds;   // 0: no compute phase
+    uint32_t compute_threads; // 0 without
     bool wait;
     const char *self_test; // a file, or NULL
     bool help;

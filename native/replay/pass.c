@@ -53,6 +53,17 @@ static void add(struct tally *sum, const struct tally *part)
     sum->stamps += part->stamps;
     sum->held_bytes += part->held_bytes;
     sum->held_accesses += part->held_accesses;
+    sum->spine_bytes += part->spine_bytes;
+    sum->compute_seconds += part->compute_seconds;
+}
+
+// The phase that follows an iteration's accesses; false when a stop cut it short.
+static bool run_compute(struct compute *compute, struct tally *tally)
+{
+    double start = clock_seconds();
+    bool whole = compute_run(compute);
+    tally->compute_seconds = clock_seconds() - start;
+    return whole;
 }
 
 // Only whole iterations count: the sum over the iteration events is the pass.
@@ -65,9 +76,12 @@ static bool run_iteration(struct pass *pass, struct pass_context *context, doubl
     double start = clock_seconds();
     pass->bookkeeping_seconds += start - *border;
     struct tally tally = crew_run(context->crew, first, limit);
+    bool whole = tally.accesses == limit - first && (!context->crew->spine || tally.spine_bytes == context->crew->spine->bytes);
+    if (whole && context->compute)
+        whole = run_compute(context->compute, &tally);
     *border = clock_seconds();
     struct usage after = usage_now();
-    if (tally.accesses != limit - first)
+    if (!whole)
         return false;
     counters_read(context->counters);
     add(&pass->tally, &tally);
@@ -101,15 +115,33 @@ static bool run_iterations(struct pass *pass, struct pass_context *context, stru
     return !failed;
 }
 
+// Nothing of the worker may be in flight at the exit's capture. A demand thread's failure, if any, is the one reported.
+static bool halt_prefetch(struct prefetch *prefetch, struct failure *failure, bool good)
+{
+    if (!prefetch)
+        return good;
+    prefetch_halt(prefetch);
+    const struct failure *failed = prefetch_failure(prefetch);
+    if (good && failed)
+        *failure = *failed;
+    return good && !failed;
+}
+
 bool pass_run(struct pass *pass, struct pass_context *context, struct failure *failure)
 {
+    pass->computes = context->compute;
+    pass->prefetch = context->crew->prefetch;
     context->crew->hits = pass->counts_hits ? context->probe : PROBE_NONE;
     if (!sample_residency(pass, context, "entry", failure))
         return false;
     capture_take(context->capture, pass->name, "entry");
+    struct prefetch *prefetch = context->crew->prefetch;
+    if (prefetch)
+        prefetch_begin_pass(prefetch);
     double start = clock_seconds();
     bool good = run_iterations(pass, context, failure);
     pass->elapsed_seconds = clock_seconds() - start;
+    good = halt_prefetch(prefetch, failure, good);
     capture_take(context->capture, pass->name, "exit");
     good = good && sample_residency(pass, context, "exit", failure) && report_experts(pass, context, failure);
     pass->partial = pass->iterations < context->plan->header.n_iterations;

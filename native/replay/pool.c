@@ -51,6 +51,11 @@ int pool_open(const struct pool *pool, uint32_t file, int flags, struct failure 
 {
     char path[PATH_MAX];
     plan_file_path(pool->plan, file, path);
+    return pool_open_path(pool, path, flags, failure);
+}
+
+int pool_open_path(const struct pool *pool, const char *path, int flags, struct failure *failure)
+{
     int fd = -1;
     if (pool->noatime)
         fd = open_once(pool, path, flags | O_NOATIME);

@@ -38,3 +38,21 @@ bool sigbus_guard(void (*call)(void *argument), void *argument)
     expected = 0;
     return true;
 }
+
+struct copy {
+    char *to;
+    const char *from;
+    uint64_t length;
+};
+
+static void run_copy(void *argument)
+{
+    const struct copy *copy = argument;
+    memcpy(copy->to, copy->from, copy->length);
+}
+
+bool sigbus_copy(char *to, const char *from, uint64_t length)
+{
+    struct copy copy = {to, from, length};
+    return sigbus_guard(run_copy, &copy);
+}

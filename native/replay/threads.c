@@ -1,10 +1,11 @@
 #include "replay/threads.h"
 
 #include <signal.h>
+#include <string.h>
 
 enum { STACK_BYTES = 1 << 20 };
 
-int thread_start(pthread_t *thread, void *(*thread_main)(void *), void *argument)
+bool thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *argument, struct failure *failure)
 {
     pthread_attr_t attributes;
     sigset_t all, before;
@@ -13,8 +14,11 @@ int thread_start(pthread_t *thread, void *(*thread_main)(void *), void *argument
     sigfillset(&all);
     sigdelset(&all, SIGBUS);
     pthread_sigmask(SIG_SETMASK, &all, &before);
-    int error = pthread_create(thread, &attributes, thread_main, argument);
+    int error = pthread_create(thread, &attributes, run, argument);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
-    return error;
+    if (error)
+        return failure_set(failure, EXIT_FAILED, "threads", "the %s thread cannot be started: %s", name, strerror(error));
+    pthread_setname_np(*thread, name);
+    return true;
 }

@@ -3,9 +3,12 @@
 #define MOETIER_THREADS_H
 
 #include <pthread.h>
+#include <stdbool.h>
 
-// Signals stay with the main thread, which may be waiting for its start line; SIGBUS stays with whoever causes it. Returns 0 or
-// an errno value.
-int thread_start(pthread_t *thread, void *(*thread_main)(void *), void *argument);
+#include "common/failure.h"
+
+// Starts a thread that leaves signals to the main thread (SIGBUS stays with whoever causes it). `name` (15 letters at most) is
+// what the system shows.
+bool thread_start(pthread_t *thread, const char *name, void *(*run)(void *), void *argument, struct failure *failure);
 
 #endif

@@ -96,22 +96,50 @@ static char *take_destination(struct worker *worker)
     return taken;
 }
 
-static void report_failed(struct worker *worker, const struct plan_expert *expert)
+static void fail(struct worker *worker)
 {
     int none = -1;
-    failure_expert(&worker->failure, expert->layer, expert->expert);
     atomic_compare_exchange_strong(&worker->crew->failed, &none, (int)worker->id);
     atomic_store(&stop_requested, true);
+}
+
+static void report_failed(struct worker *worker, const struct plan_expert *expert)
+{
+    failure_expert(&worker->failure, expert->layer, expert->expert);
+    fail(worker);
+}
+
+// The worker's part of the spine, in pieces of a destination.
+static void copy_spine(struct worker *worker)
+{
+    struct crew *crew = worker->crew;
+    uint64_t at, limit;
+    spine_part(crew->spine, worker->id, crew->n_workers, &at, &limit);
+    while (at < limit && !stopping()) {
+        uint64_t left = limit - at;
+        uint64_t length = left < crew->destinations->stride ? left : crew->destinations->stride;
+        if (!spine_copy(crew->spine, take_destination(worker), at, length, &worker->failure)) {
+            fail(worker);
+            break;
+        }
+        worker->tally.spine_bytes += length;
+        at += length;
+    }
+    if (crew->n_workers > 1)
+        pthread_barrier_wait(&crew->spine_done);
 }
 
 static void work(struct worker *worker)
 {
     struct crew *crew = worker->crew;
     worker->tally = (struct tally){0};
+    if (crew->spine)
+        copy_spine(worker);
     while (!stopping()) {
         uint64_t access = atomic_fetch_add_explicit(&crew->next, 1, memory_order_relaxed);
         if (access >= crew->limit)
             break;
+        prefetch_note(crew->prefetch, access);
         uint32_t index = crew->plan->sequence[access];
         const struct plan_expert *expert = &crew->plan->experts[index];
         if (crew->own) {
@@ -177,17 +205,14 @@ static bool prepare_workers(struct crew *crew, const struct options *options, co
 
 static bool start_threads(struct crew *crew, struct failure *failure)
 {
-    int error = 0;
-    for (uint32_t id = 1; id < crew->n_workers && !error; id++) {
-        error = thread_start(&crew->workers[id].thread, thread_main, &crew->workers[id]);
-        crew->n_threads += !error;
+    bool good = true;
+    for (uint32_t id = 1; id < crew->n_workers && good; id++) {
+        good = thread_start(&crew->workers[id].thread, "moetier-read", thread_main, &crew->workers[id], failure);
+        crew->n_threads += good;
     }
-    if (!error)
-        return true;
     // Those that did start wait at a barrier that is never met, until the process ends.
-    crew->abandoned = crew->n_threads > 0;
-    return failure_set(failure, EXIT_FAILED, "threads", "%" PRIu32 " threads cannot be started: %s", crew->n_workers,
-                       strerror(error));
+    crew->abandoned = !good && crew->n_threads > 0;
+    return good;
 }
 
 bool crew_start(struct crew *crew, const struct options *options, const struct pool *pool, uint32_t open_files,
@@ -199,6 +224,7 @@ bool crew_start(struct crew *crew, const struct options *options, const struct p
         return false;
     pthread_barrier_init(&crew->start, NULL, n_workers);
     pthread_barrier_init(&crew->finish, NULL, n_workers);
+    pthread_barrier_init(&crew->spine_done, NULL, n_workers);
     if (!start_threads(crew, failure))
         return false;
     touch(&crew->workers[0]);
@@ -239,6 +265,7 @@ struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit)
         sum.stamps += tally->stamps;
         sum.held_bytes += tally->held_bytes;
         sum.held_accesses += tally->held_accesses;
+        sum.spine_bytes += tally->spine_bytes;
     }
     return sum;
 }

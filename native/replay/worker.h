@@ -15,7 +15,9 @@
 #include "replay/own.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
+#include "replay/prefetch.h"
 #include "replay/residency.h"
+#include "replay/spine.h"
 
 struct tally {
     uint64_t bytes;
@@ -25,6 +27,8 @@ struct tally {
     uint64_t stamps;
     uint64_t held_bytes; // served from own memory
     uint64_t held_accesses;
+    uint64_t spine_bytes;
+    double compute_seconds; // of the compute phase after the accesses
 };
 
 struct crew;
@@ -51,6 +55,8 @@ struct crew {
     const struct maps *writable; // for the modes that write
     struct background *background; // NULL in passes where nobody reads ahead
     struct own *own; // NULL in passes without memory of our own
+    struct prefetch *prefetch; // NULL without
+    const struct spine *spine; // NULL without
     enum stamps stamps;
     enum probe hits; // PROBE_NONE while hits are not counted
     bool quit;
@@ -61,6 +67,7 @@ struct crew {
     struct worker *workers;
     pthread_barrier_t start;
     pthread_barrier_t finish;
+    pthread_barrier_t spine_done; // the accesses begin when the whole spine is copied
 };
 
 // Sets up the workers and starts all but the main thread's; returns when every destination is touched. Each of a worker's readers
