@@ -195,7 +195,8 @@ def test_prefetch_is_null_and_has_no_thread_unless_asked_for(native_bin: Path, m
             events = rest(process)
         found = [e["prefetch"] for e in events if e["event"] == "pass"]
         assert [p is None for p in found] == [not options] * 2
-    assert list(names.values()) == [["moetier-replay"] * 3, ["moetier-ahead", *["moetier-replay"] * 3]]
+    readers = ["moetier-read", "moetier-read", "moetier-replay"]
+    assert list(names.values()) == [readers, ["moetier-ahead", *readers]]
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])

@@ -88,12 +88,7 @@ def test_a_spine_that_cannot_be_locked_ends_the_replay_with_3(replay: Replay, ma
     assert outcome.exit == 3, outcome.stderr
     error = outcome.only("error", code="mlock")
     assert error["path"] == "spine.bin"
-    for part in (
-        f"{101 * PAGE} bytes asked",
-        "0 locked already (VmLck)",
-        "RLIMIT_MEMLOCK is 65536 bytes",
-        "ulimit -l 404",
-    ):
+    for part in ("bytes refused", "VmLck is 0 bytes", "RLIMIT_MEMLOCK is 65536 bytes", "ulimit -l"):
         assert part in error["message"]
     assert not outcome.named("ready")
     assert outcome.events[-1] == {"event": "end", "partial": True, "exit": 3}
@@ -205,7 +200,7 @@ def test_the_compute_phase_has_threads_of_its_own(native_bin: Path, make_pool: M
         tasks = Path(f"/proc/{process.pid}/task").iterdir()
         names = sorted((task / "comm").read_text().strip() for task in tasks)
         rest(process)
-    assert names == ["moetier-compute"] * 3 + ["moetier-replay"] * 2
+    assert names == ["moetier-compute"] * 3 + ["moetier-read", "moetier-replay"]
 
 
 def test_a_signal_ends_a_compute_phase_and_its_iteration_does_not_count(native_bin: Path, make_pool: MakePool) -> None:
