@@ -2,31 +2,17 @@
 
 #include <errno.h>
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
-#include <sys/resource.h>
-#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#include "balloon/events.h"
+#include "common/memory.h"
 
 // MemAvailable is looked at between chunks; one takes some 50 ms to touch.
 static const uint64_t CHUNK_BYTES = 256u << 20;
 enum { LEAST_PAGE = 4096 }; // the kernel's own may be larger
-
-static bool refuse_lock(uint64_t bytes, int error, struct failure *failure)
-{
-    struct rlimit limit = {0};
-    char value[32] = "unlimited";
-    getrlimit(RLIMIT_MEMLOCK, &limit);
-    if (limit.rlim_cur != RLIM_INFINITY)
-        snprintf(value, sizeof value, "%ju bytes", (uintmax_t)limit.rlim_cur);
-    return failure_set(failure, EXIT_MLOCK, "mlock", "mlock of %" PRIu64 " bytes refused (%s): RLIMIT_MEMLOCK is %s; run as "
-                       "root, or raise it with ulimit -l", bytes, strerror(error), value);
-}
 
 static bool remember(struct chunks *chunks, struct chunk chunk)
 {
@@ -49,11 +35,9 @@ static bool add_locked(struct chunks *chunks, uint64_t bytes, struct failure *fa
     if (base == MAP_FAILED)
         return failure_set(failure, EXIT_FAILED, "memory", "%" PRIu64 " bytes asked: %s", bytes, strerror(errno));
     madvise(base, bytes, MADV_HUGEPAGE); // fewer faults; only a hint
-    // The system call itself: under ASan the function would do nothing.
-    if (syscall(SYS_mlock, base, bytes) != 0) {
-        int error = errno;
+    if (!lock_memory(base, bytes, failure)) {
         munmap(base, bytes);
-        return refuse_lock(bytes, error, failure);
+        return false;
     }
     // mlock has faulted all pages in; a write makes each the process's own, whatever the kernel chose to map.
     for (uint64_t at = 0; at < bytes; at += LEAST_PAGE)

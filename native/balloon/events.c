@@ -2,17 +2,8 @@
 
 #include "common/clock.h"
 #include "common/json.h"
+#include "common/memory.h"
 #include "common/procfile.h"
-
-uint64_t mem_available_bytes(void)
-{
-    struct buffer meminfo = {0};
-    uint64_t kib = UINT64_MAX / 1024;
-    if (buffer_read(&meminfo, "/proc/meminfo") == 0)
-        find_number(meminfo.bytes, "MemAvailable", &kib);
-    buffer_free(&meminfo);
-    return kib * 1024;
-}
 
 void event_locked(uint64_t bytes, int64_t oom_score_adj)
 {

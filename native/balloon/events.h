@@ -10,7 +10,4 @@ void event_status(uint64_t bytes, uint64_t late_heartbeats);
 // The balloon let go by itself.
 void event_released(const char *why, uint64_t mem_available_bytes);
 
-// MemAvailable; UINT64_MAX where it cannot be read.
-uint64_t mem_available_bytes(void);
-
 #endif

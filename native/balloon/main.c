@@ -16,6 +16,7 @@
 #include "balloon/events.h"
 #include "balloon/watchdog.h"
 #include "common/failure.h"
+#include "common/memory.h"
 #include "common/number.h"
 #include "common/parent.h"
 #include "common/procfile.h"

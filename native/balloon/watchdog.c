@@ -9,6 +9,7 @@
 
 #include "balloon/events.h"
 #include "common/clock.h"
+#include "common/memory.h"
 
 static const double LATEST = 2.0;
 enum { STACK_BYTES = 256 << 10 }; // its whole size counts as locked

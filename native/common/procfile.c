@@ -50,6 +50,21 @@ void buffer_free(struct buffer *buffer)
     *buffer = (struct buffer){0};
 }
 
+bool read_exactly(int fd, char *bytes, uint64_t length)
+{
+    for (uint64_t done = 0; done < length;) {
+        ssize_t got = pread(fd, bytes + done, length - done, (off_t)done);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0) {
+            errno = got == 0 ? ENODATA : errno;
+            return false;
+        }
+        done += (uint64_t)got;
+    }
+    return true;
+}
+
 bool reread(int fd, char *text, size_t size)
 {
     if (fd < 0)

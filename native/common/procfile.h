@@ -18,6 +18,9 @@ int buffer_read(struct buffer *buffer, const char *path);
 
 void buffer_free(struct buffer *buffer);
 
+// The first `length` bytes of an open file; false with errno set (ENODATA where the file is shorter).
+bool read_exactly(int fd, char *bytes, uint64_t length);
+
 // Re-reads an open file from its start into `text` (NUL-terminated, cut to fit). False on any failure.
 bool reread(int fd, char *text, size_t size);
 

@@ -4,11 +4,32 @@
 #include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include "common/procfile.h"
 
 enum { SECTOR_BYTES = 512 };
+
+static double seconds_of(struct timeval time)
+{
+    return (double)time.tv_sec + (double)time.tv_usec * 1e-6;
+}
+
+struct usage usage_now(void)
+{
+    struct rusage now;
+    getrusage(RUSAGE_SELF, &now);
+    return (struct usage){(uint64_t)now.ru_majflt, (uint64_t)now.ru_minflt, seconds_of(now.ru_utime), seconds_of(now.ru_stime)};
+}
+
+void usage_add(struct usage *sum, const struct usage *before, const struct usage *after)
+{
+    sum->major_faults += after->major_faults - before->major_faults;
+    sum->minor_faults += after->minor_faults - before->minor_faults;
+    sum->user_seconds += after->user_seconds - before->user_seconds;
+    sum->system_seconds += after->system_seconds - before->system_seconds;
+}
 
 bool counters_open(struct counters *counters, const struct names *device_stats, struct failure *failure)
 {

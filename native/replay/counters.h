@@ -23,6 +23,19 @@ struct counters {
     struct count *now;
 };
 
+// What the kernel says of this process, all threads together (getrusage).
+struct usage {
+    uint64_t major_faults;
+    uint64_t minor_faults;
+    double user_seconds;
+    double system_seconds;
+};
+
+struct usage usage_now(void);
+
+// Adds what happened from `before` to `after`.
+void usage_add(struct usage *sum, const struct usage *before, const struct usage *after);
+
 bool counters_open(struct counters *counters, const struct names *device_stats, struct failure *failure);
 
 // Reads all; what was read the last time becomes `before`.

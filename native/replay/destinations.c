@@ -5,13 +5,13 @@
 #include <string.h>
 #include <sys/mman.h>
 
-#include "common/procfile.h"
+#include "common/memory.h"
 
 // Scattered pages halve the rate of a device that copies page by page (a virtual disk does), by the luck of one run: huge pages
 // take that luck out.
 static const uint64_t HUGE_BYTES = 2u << 20;
 
-static uint64_t largest_expert(const struct plan *plan, enum mode mode)
+uint64_t largest_expert(const struct plan *plan, enum mode mode)
 {
     uint64_t largest = 0;
     for (uint64_t i = 0; i < plan->header.n_experts; i++) {
@@ -25,24 +25,12 @@ static uint64_t largest_expert(const struct plan *plan, enum mode mode)
     return (largest + PAGE_BYTES - 1) / PAGE_BYTES * PAGE_BYTES;
 }
 
-static uint64_t available_bytes(void)
+bool destinations_map(struct destinations *destinations, uint64_t stride, uint64_t count, struct failure *failure)
 {
-    struct buffer meminfo = {0};
-    uint64_t kib = UINT64_MAX / 1024;
-    if (buffer_read(&meminfo, "/proc/meminfo") == 0)
-        find_number(meminfo.bytes, "MemAvailable", &kib);
-    buffer_free(&meminfo);
-    return kib * 1024;
-}
-
-bool destinations_map(struct destinations *destinations, const struct plan *plan, enum mode mode, uint64_t count,
-                      struct failure *failure)
-{
-    uint64_t stride = largest_expert(plan, mode);
     uint64_t bytes;
     if (__builtin_mul_overflow(stride, count, &bytes))
         bytes = UINT64_MAX;
-    uint64_t available = available_bytes();
+    uint64_t available = mem_available_bytes();
     if (bytes > available) // touching them would end in the OOM killer
         return failure_set(failure, EXIT_FAILED, "memory", "%" PRIu64 " destinations of %" PRIu64 " bytes: %" PRIu64
                            " bytes asked, %" PRIu64 " available", count, stride, bytes, available);

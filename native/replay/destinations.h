@@ -18,8 +18,11 @@ struct destinations {
     uint64_t mapped;
 };
 
-bool destinations_map(struct destinations *destinations, const struct plan *plan, enum mode mode, uint64_t count,
-                      struct failure *failure);
+// What the largest expert takes in a destination: a multiple of the page.
+uint64_t largest_expert(const struct plan *plan, enum mode mode);
+
+// `count` of them, of `stride` bytes each.
+bool destinations_map(struct destinations *destinations, uint64_t stride, uint64_t count, struct failure *failure);
 
 static inline char *destination(const struct destinations *destinations, uint64_t index)
 {

@@ -1,6 +1,7 @@
 #include "replay/maps.h"
 
 #include <errno.h>
+#include <fcntl.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,7 +26,8 @@ static bool check_map_count(uint64_t n_files, struct failure *failure)
 static bool map_file(struct maps *maps, const struct pool *pool, uint32_t file, struct failure *failure)
 {
     uint64_t size = pool->plan->files[file].size_bytes;
-    int fd = pool_open(pool, file, 0, failure);
+    bool writes = maps->access != ACCESS_READ;
+    int fd = pool_open(pool, file, writes ? O_RDWR : O_RDONLY, failure);
     if (fd < 0)
         return false;
     struct stat status;
@@ -37,7 +39,10 @@ static bool map_file(struct maps *maps, const struct pool *pool, uint32_t file, 
         return failure_set(failure, EXIT_FAILED, "short_read", "%.800s has %jd bytes, expected %" PRIu64, path,
                            (intmax_t)status.st_size, size);
     }
-    void *base = size ? mmap(NULL, size, PROT_READ, MAP_SHARED, fd, 0) : NULL;
+    int protection = writes ? PROT_READ | PROT_WRITE : PROT_READ;
+    // Without NORESERVE the kernel would refuse copies of a file larger than memory before one is made.
+    int sharing = maps->access == ACCESS_WRITE_PRIVATE ? MAP_PRIVATE | MAP_NORESERVE : MAP_SHARED;
+    void *base = size ? mmap(NULL, size, protection, sharing, fd, 0) : NULL;
     int error = errno;
     close(fd);
     if (base == MAP_FAILED) {
@@ -49,17 +54,36 @@ static bool map_file(struct maps *maps, const struct pool *pool, uint32_t file, 
     return true;
 }
 
-bool maps_open(struct maps *maps, const struct pool *pool, struct failure *failure)
+bool maps_open(struct maps *maps, const struct pool *pool, enum access access, struct failure *failure)
 {
     uint64_t n_files = pool->plan->header.n_files;
     if (!check_map_count(n_files, failure))
         return false;
-    *maps = (struct maps){.plan = pool->plan, .base = calloc(n_files, sizeof *maps->base)};
+    *maps = (struct maps){.plan = pool->plan, .access = access, .base = calloc(n_files, sizeof *maps->base)};
     if (!maps->base)
         return failure_set(failure, EXIT_FAILED, "memory", "no memory for the table of %" PRIu64 " mappings", n_files);
     for (uint32_t file = 0; file < n_files; file++)
         if (!map_file(maps, pool, file, failure))
             return false;
+    return true;
+}
+
+bool maps_advise(struct maps *maps, bool random, struct failure *failure)
+{
+    if (!maps->base || maps->random == random)
+        return true;
+    for (uint32_t file = 0; file < maps->plan->header.n_files; file++) {
+        if (!maps->base[file] ||
+            madvise(maps->base[file], maps->plan->files[file].size_bytes, random ? MADV_RANDOM : MADV_NORMAL) == 0)
+            continue;
+        int error = errno;
+        char path[PATH_MAX];
+        plan_file_path(maps->plan, file, path);
+        failure_path(failure, path);
+        return failure_set(failure, EXIT_FAILED, "advice", "%.800s: madvise(%s) fails: %s", path,
+                           random ? "MADV_RANDOM" : "MADV_NORMAL", strerror(error));
+    }
+    maps->random = random;
     return true;
 }
 

@@ -7,22 +7,34 @@
 #include <string.h>
 
 #include "common/number.h"
+#include "replay/plan.h"
 
-const char *const mode_names[] = {"page_cache", "fadv_random", "mmap", "direct", NULL};
+const char *const mode_names[] = {
+    "page_cache", "fadv_random", "mmap", "mmap_random", "mmap_willneed", "mmap_populate", "mmap_pread", "mmap_background",
+    "direct", "drop", "pinned", "user_lru", "user_lfu", "write_private", "write_shared", NULL,
+};
+const char *const prefetch_names[] = {"none", "fadvise", "blocking", NULL};
 static const char *const stamps_names[] = {"full", "ends", "none", NULL};
 static const char *const hits_names[] = {"none", "cachestat", "mincore", "auto", NULL};
 
-enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64 };
+enum { MOST_THREADS = 1024, LEAST_DESTINATIONS = 64, LEAST_CHUNK = 4096, STANDARD_CHUNK = 131072,
+       MOST_COMPUTE_SECONDS = 3600 };
 
 enum option_key {
     OPTION_ROOT = 1, OPTION_MODE, OPTION_THREADS, OPTION_PASSES, OPTION_DESTINATIONS, OPTION_STAMPS, OPTION_HITS,
     OPTION_HITS_PASSES, OPTION_RESIDENCY_SAMPLES, OPTION_CAPTURE, OPTION_DEVICE_STAT, OPTION_INFLIGHT, OPTION_WAIT,
-    OPTION_SELF_TEST, OPTION_HELP, OPTION_VERSION,
+    OPTION_SELF_TEST, OPTION_HELP, OPTION_VERSION, OPTION_WARM_MODE, OPTION_CHUNK_BYTES, OPTION_WARM_CHUNK_BYTES,
+    OPTION_BACKGROUND_THREADS, OPTION_EXPERTS_EXIT, OPTION_PREFETCH, OPTION_ADVICE, OPTION_PREFETCH_CHUNK, OPTION_OWN_BYTES,
+    OPTION_TABLE, OPTION_SPINE, OPTION_SPINE_LOCK, OPTION_COMPUTE_SECONDS, OPTION_COMPUTE_THREADS,
 };
 
 static const struct option long_options[] = {
     {"root", required_argument, NULL, OPTION_ROOT},
     {"mode", required_argument, NULL, OPTION_MODE},
+    {"warm-mode", required_argument, NULL, OPTION_WARM_MODE},
+    {"chunk-bytes", required_argument, NULL, OPTION_CHUNK_BYTES},
+    {"warm-chunk-bytes", required_argument, NULL, OPTION_WARM_CHUNK_BYTES},
+    {"background-threads", required_argument, NULL, OPTION_BACKGROUND_THREADS},
     {"threads", required_argument, NULL, OPTION_THREADS},
     {"passes", required_argument, NULL, OPTION_PASSES},
     {"destinations", required_argument, NULL, OPTION_DESTINATIONS},
@@ -30,9 +42,19 @@ static const struct option long_options[] = {
     {"hits", required_argument, NULL, OPTION_HITS},
     {"hits-passes", required_argument, NULL, OPTION_HITS_PASSES},
     {"residency-samples", required_argument, NULL, OPTION_RESIDENCY_SAMPLES},
+    {"experts-exit", required_argument, NULL, OPTION_EXPERTS_EXIT},
     {"capture", required_argument, NULL, OPTION_CAPTURE},
     {"device-stat", required_argument, NULL, OPTION_DEVICE_STAT},
     {"inflight", required_argument, NULL, OPTION_INFLIGHT},
+    {"prefetch", required_argument, NULL, OPTION_PREFETCH},
+    {"advice", required_argument, NULL, OPTION_ADVICE},
+    {"prefetch-chunk", required_argument, NULL, OPTION_PREFETCH_CHUNK},
+    {"own-bytes", required_argument, NULL, OPTION_OWN_BYTES},
+    {"table", required_argument, NULL, OPTION_TABLE},
+    {"spine", required_argument, NULL, OPTION_SPINE},
+    {"spine-lock", no_argument, NULL, OPTION_SPINE_LOCK},
+    {"compute-seconds", required_argument, NULL, OPTION_COMPUTE_SECONDS},
+    {"compute-threads", required_argument, NULL, OPTION_COMPUTE_THREADS},
     {"wait", no_argument, NULL, OPTION_WAIT},
     {"self-test", required_argument, NULL, OPTION_SELF_TEST},
     {"help", no_argument, NULL, OPTION_HELP},
@@ -45,7 +67,23 @@ void options_help(void)
     puts("moetier-replay PLAN [options]: read a plan's experts, iteration by iteration; JSON lines on stdout\n"
          "\n"
          "  --root DIR             folder that the plan's paths start from (default .)\n"
-         "  --mode MODE            page_cache (pread), fadv_random, mmap or direct (default page_cache)\n"
+         "  --mode MODE            where the bytes of a hit come from (default page_cache):\n"
+         "                           page_cache, fadv_random    pread, without or with FADV_RANDOM\n"
+         "                           mmap, mmap_random          a copy from a mapping, without or with MADV_RANDOM\n"
+         "                           mmap_willneed              the same after madvise(WILLNEED) on the extent\n"
+         "                           mmap_populate              the same after MADV_POPULATE_READ (Linux 5.14)\n"
+         "                           mmap_pread                 the same after a pread to scratch memory and WILLNEED\n"
+         "                           mmap_background            the same beside threads that pread ahead\n"
+         "                           direct                     pread with O_DIRECT: no page cache\n"
+         "                           drop                       pread, then DONTNEED: nothing is kept\n"
+         "                           pinned                     a locked arena of a table's experts; the others by pread\n"
+         "                           user_lru, user_lfu         a cache of this program's own, filled by O_DIRECT reads\n"
+         "                           write_private              pread into a private mapping, in place (copy-on-write)\n"
+         "                           write_shared               the same, shared: every page is dirtied\n"
+         "  --warm-mode MODE       how every pass but the last reads (default as --mode)\n"
+         "  --chunk-bytes N        pread at most N bytes at once, ascending; 0: a whole extent (default 0)\n"
+         "  --warm-chunk-bytes N   likewise in every pass but the last (default as --chunk-bytes)\n"
+         "  --background-threads N threads of mmap_background that pread ahead (default 1)\n"
          "  --threads N            threads that share each iteration's accesses (default 2)\n"
          "  --passes NAME,...      replay the whole plan once per name (default warm,measured)\n"
          "  --destinations N       distinct page-aligned buffers, each as large as the largest expert (default max(64, threads))\n"
@@ -53,14 +91,25 @@ void options_help(void)
          "  --hits PROBE           none, cachestat, mincore or auto: resident bytes before each read (default none)\n"
          "  --hits-passes NAME,... count hits in these passes alone (default all)\n"
          "  --residency-samples N  whole-pool residency at N iteration borders of each pass, beside entry and exit (default 0)\n"
+         "  --experts-exit NAME,... report every expert's resident bytes at the exit of these passes\n"
          "  --capture PATH         record this file raw at each pass's entry and exit (repeatable)\n"
          "  --device-stat PATH     a /sys/dev/block/M:m/stat file: bytes read per iteration (repeatable)\n"
          "  --inflight PATH        a /sys/dev/block/M:m/inflight file: wait for 0 before each capture (repeatable)\n"
+         "  --spine FILE           a file below the root: mapped, and copied once per iteration before its accesses\n"
+         "  --spine-lock           lock the spine in memory, or end with 3\n"
+         "  --prefetch HOW         none, fadvise (POSIX_FADV_WILLNEED) or blocking (pread) by a thread beside (default none)\n"
+         "  --advice FILE          the experts to prefetch, and from which access on (a list file of kind advice)\n"
+         "  --prefetch-chunk N     bytes of one hint; the kernel cuts each to the device's read-ahead (default 131072)\n"
+         "  --own-bytes N          bytes of the memory that pinned, user_lru and user_lfu hold experts in\n"
+         "  --table FILE           pinned: the experts to hold, best first (a list file of kind table)\n"
+         "  --compute-seconds S    end every iteration with a fixed amount of work: S seconds' worth on the idle machine\n"
+         "  --compute-threads N    threads of their own that each do this work (default 1)\n"
          "  --wait                 after \"ready\", wait for a line on stdin\n"
          "  --self-test FILE       print which residency probes tell the truth about FILE (its cached pages are dropped)\n"
          "  --help, --version\n"
          "\n"
-         "Ends with 0 done, 1 failed, 2 usage or bad plan, 77 unsupported here, 130 or 143 after SIGINT or SIGTERM.");
+         "Ends with 0 done, 1 failed, 2 usage, bad plan or list, 3 memory not locked, 77 unsupported here,\n"
+         "130 or 143 after SIGINT or SIGTERM.");
 }
 
 static bool usage(struct failure *failure, const char *option, const char *seen, const char *expected)
@@ -112,7 +161,7 @@ static bool parse_passes(struct names *names, const char *option, char *text, st
 
 static bool parse_choice(const char *const *choices, const char *option, const char *text, int *chosen, struct failure *failure)
 {
-    char expected[128] = "one of";
+    char expected[256] = "one of";
     for (int i = 0; choices[i]; i++) {
         if (strcmp(choices[i], text) == 0) {
             *chosen = i;
@@ -144,6 +193,20 @@ static bool apply(struct options *options, int key, char *text, struct failure *
         good = parse_choice(mode_names, "mode", text, &choice, failure);
         options->mode = (enum mode)choice;
         break;
+    case OPTION_WARM_MODE:
+        good = parse_choice(mode_names, "warm-mode", text, &choice, failure);
+        options->warm_mode = (enum mode)choice;
+        options->has_warm_mode = true;
+        break;
+    case OPTION_CHUNK_BYTES: return parse_count("chunk-bytes", text, 0, 1u << 30, &options->chunk_bytes, failure);
+    case OPTION_WARM_CHUNK_BYTES:
+        options->has_warm_chunk = true;
+        return parse_count("warm-chunk-bytes", text, 0, 1u << 30, &options->warm_chunk_bytes, failure);
+    case OPTION_BACKGROUND_THREADS:
+        good = parse_count("background-threads", text, 1, MOST_THREADS, &count, failure);
+        options->background_threads = (uint32_t)count;
+        break;
+    case OPTION_EXPERTS_EXIT: return parse_passes(&options->experts_exit, "experts-exit", text, failure);
     case OPTION_STAMPS:
         good = parse_choice(stamps_names, "stamps", text, &choice, failure);
         options->stamps = (enum stamps)choice;
@@ -164,12 +227,136 @@ static bool apply(struct options *options, int key, char *text, struct failure *
     case OPTION_CAPTURE: return names_add(&options->captures, text, failure);
     case OPTION_DEVICE_STAT: return names_add(&options->device_stats, text, failure);
     case OPTION_INFLIGHT: return names_add(&options->inflights, text, failure);
+    case OPTION_PREFETCH:
+        good = parse_choice(prefetch_names, "prefetch", text, &choice, failure);
+        options->prefetch = (enum prefetch_kind)choice;
+        break;
+    case OPTION_ADVICE: options->advice = text; break;
+    case OPTION_PREFETCH_CHUNK:
+        return parse_count("prefetch-chunk", text, LEAST_CHUNK, 1u << 30, &options->prefetch_chunk, failure);
+    case OPTION_OWN_BYTES: return parse_count("own-bytes", text, 1, UINT64_MAX, &options->own_bytes, failure);
+    case OPTION_TABLE: options->table = text; break;
+    case OPTION_SPINE: options->spine = text; break;
+    case OPTION_SPINE_LOCK: options->spine_lock = true; break;
+    case OPTION_COMPUTE_SECONDS:
+        if (!parse_seconds(text, &options->compute_seconds) || options->compute_seconds <= 0 ||
+            options->compute_seconds > MOST_COMPUTE_SECONDS)
+            return usage(failure, "compute-seconds", text, "a number of seconds above 0, 3600 at most");
+        break;
+    case OPTION_COMPUTE_THREADS:
+        good = parse_count("compute-threads", text, 1, MOST_THREADS, &count, failure);
+        options->compute_threads = (uint32_t)count;
+        break;
     case OPTION_WAIT: options->wait = true; break;
     case OPTION_SELF_TEST: options->self_test = text; break;
     case OPTION_HELP: options->help = true; break;
     case OPTION_VERSION: options->version = true; break;
     }
     return good;
+}
+
+static bool preads_in_chunks(enum mode mode)
+{
+    return mode == MODE_PAGE_CACHE || mode == MODE_FADV_RANDOM || mode == MODE_DIRECT || mode == MODE_DROP || mode == MODE_PINNED;
+}
+
+// `other` is the mode of the other passes, which the same size may be meant for.
+static bool check_chunk(const char *option, uint64_t bytes, enum mode mode, enum mode other, struct failure *failure)
+{
+    char number[24];
+    snprintf(number, sizeof number, "%" PRIu64, bytes);
+    if (bytes && !preads_in_chunks(mode) && !preads_in_chunks(other))
+        return usage(failure, option, number, "a mode that reads by pread alone: page_cache, fadv_random, drop or direct");
+    if (bytes % PAGE_BYTES != 0 && (mode == MODE_DIRECT || other == MODE_DIRECT))
+        return usage(failure, option, number, "a multiple of 4096 in mode direct");
+    return true;
+}
+
+// The modes, and the options that only some of them know: one that would do nothing is refused.
+static bool complete_modes(struct options *options, struct failure *failure)
+{
+    char number[24];
+    if (!options->has_warm_mode)
+        options->warm_mode = options->mode;
+    else if (mode_owns(options->warm_mode) || mode_writes(options->warm_mode))
+        return usage(failure, "warm-mode", mode_names[options->warm_mode],
+                     "a mode that has no memory of its own and writes nothing");
+    if (!options->has_warm_chunk)
+        options->warm_chunk_bytes = options->chunk_bytes;
+    if (!check_chunk("chunk-bytes", options->chunk_bytes, options->mode, options->warm_mode, failure) ||
+        !check_chunk("warm-chunk-bytes", options->warm_chunk_bytes, options->warm_mode, options->mode, failure))
+        return false;
+    bool background = options_use(options, MODE_MMAP_BACKGROUND);
+    snprintf(number, sizeof number, "%" PRIu32, options->background_threads);
+    if (options->background_threads && !background)
+        return usage(failure, "background-threads", number, "--mode or --warm-mode mmap_background");
+    if (background && options->background_threads == 0)
+        options->background_threads = 1;
+    return true;
+}
+
+// Whether what the page cache holds is of use to the mode.
+static bool mode_uses_page_cache(enum mode mode)
+{
+    return mode != MODE_DIRECT && mode != MODE_USER_LRU && mode != MODE_USER_LFU && !mode_writes(mode);
+}
+
+static bool complete_prefetch(struct options *options, struct failure *failure)
+{
+    bool asked = options->prefetch != PREFETCH_NONE;
+    if (options->prefetch_chunk && options->prefetch != PREFETCH_FADVISE)
+        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch-chunk is a hint's length: expected --prefetch fadvise");
+    if (options->advice && !asked)
+        return failure_set(failure, EXIT_USAGE, "usage", "--advice says what to prefetch: expected --prefetch fadvise or "
+                           "blocking");
+    if (!asked)
+        return true;
+    const char *how = prefetch_names[options->prefetch];
+    if (!options->advice)
+        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s: expected --advice FILE, which says what", how);
+    if (!mode_uses_page_cache(options->mode))
+        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s with --mode %s: a hint to the page cache does nothing for "
+                           "a mode that does not read through it", how, mode_names[options->mode]);
+    if (options->prefetch == PREFETCH_FADVISE && options->prefetch_chunk == 0)
+        options->prefetch_chunk = STANDARD_CHUNK;
+    return true;
+}
+
+static bool complete_own(const struct options *options, struct failure *failure)
+{
+    const char *mode = mode_names[options->mode];
+    bool pinned = options->mode == MODE_PINNED;
+    bool owns = mode_owns(options->mode);
+    if (owns && options->own_bytes == 0)
+        return failure_set(failure, EXIT_USAGE, "usage", "--mode %s: expected the size of its memory, as --own-bytes N", mode);
+    if (!owns && options->own_bytes > 0)
+        return failure_set(failure, EXIT_USAGE, "usage", "--own-bytes with --mode %s, which has no memory of its own: expected "
+                           "pinned, user_lru or user_lfu", mode);
+    if (pinned && !options->table)
+        return failure_set(failure, EXIT_USAGE, "usage", "--mode pinned: expected the experts to hold, as --table FILE");
+    if (!pinned && options->table)
+        return failure_set(failure, EXIT_USAGE, "usage", "--table with --mode %s: expected --mode pinned", mode);
+    return true;
+}
+
+static bool known_passes(const struct options *options, const char *option, const struct names *names, struct failure *failure)
+{
+    for (size_t i = 0; i < names->count; i++)
+        if (!names_hold(&options->passes, names->items[i]))
+            return usage(failure, option, names->items[i], "names that --passes holds");
+    return true;
+}
+
+// The spine and the compute phase.
+static bool complete_others(struct options *options, struct failure *failure)
+{
+    if (options->spine_lock && !options->spine)
+        return failure_set(failure, EXIT_USAGE, "usage", "--spine-lock locks the spine: expected --spine FILE");
+    if (options->compute_threads && options->compute_seconds == 0)
+        return failure_set(failure, EXIT_USAGE, "usage", "--compute-threads run the compute phase: expected --compute-seconds");
+    if (options->compute_threads == 0 && options->compute_seconds > 0)
+        options->compute_threads = 1;
+    return true;
 }
 
 static bool complete(struct options *options, int argc, char **argv, struct failure *failure)
@@ -187,10 +374,9 @@ static bool complete(struct options *options, int argc, char **argv, struct fail
     if (options->destinations < options->threads)
         return failure_set(failure, EXIT_USAGE, "usage", "%" PRIu64 " destinations for %" PRIu32
                            " threads: expected at least one each", options->destinations, options->threads);
-    for (size_t i = 0; i < options->hits_passes.count; i++)
-        if (!names_hold(&options->passes, options->hits_passes.items[i]))
-            return usage(failure, "hits-passes", options->hits_passes.items[i], "names that --passes holds");
-    return true;
+    return known_passes(options, "hits-passes", &options->hits_passes, failure) &&
+           known_passes(options, "experts-exit", &options->experts_exit, failure) && complete_modes(options, failure) &&
+           complete_own(options, failure) && complete_others(options, failure) && complete_prefetch(options, failure);
 }
 
 bool options_parse(struct options *options, int argc, char **argv, struct failure *failure)
@@ -210,8 +396,8 @@ bool options_parse(struct options *options, int argc, char **argv, struct failur
 
 void options_free(struct options *options)
 {
-    struct names *all[] = {&options->passes, &options->hits_passes, &options->captures, &options->device_stats,
-                           &options->inflights};
+    struct names *all[] = {&options->passes, &options->hits_passes, &options->experts_exit, &options->captures,
+                           &options->device_stats, &options->inflights};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]->items);
 }

@@ -8,9 +8,27 @@
 
 #include "common/failure.h"
 
-enum mode { MODE_PAGE_CACHE, MODE_FADV_RANDOM, MODE_MMAP, MODE_DIRECT };
+// Where the bytes of a hit come from; in the order of mode_names.
+enum mode {
+    MODE_PAGE_CACHE,
+    MODE_FADV_RANDOM,
+    MODE_MMAP,
+    MODE_MMAP_RANDOM,
+    MODE_MMAP_WILLNEED,
+    MODE_MMAP_POPULATE,
+    MODE_MMAP_PREAD,
+    MODE_MMAP_BACKGROUND,
+    MODE_DIRECT,
+    MODE_DROP,
+    MODE_PINNED,
+    MODE_USER_LRU,
+    MODE_USER_LFU,
+    MODE_WRITE_PRIVATE,
+    MODE_WRITE_SHARED,
+};
 enum stamps { STAMPS_FULL, STAMPS_ENDS, STAMPS_NONE };
 enum hits { HITS_NONE, HITS_CACHESTAT, HITS_MINCORE, HITS_AUTO };
+enum prefetch_kind { PREFETCH_NONE, PREFETCH_FADVISE, PREFETCH_BLOCKING };
 
 struct names {
     const char **items;
@@ -20,7 +38,13 @@ struct names {
 struct options {
     const char *plan;
     const char *root;
-    enum mode mode;
+    enum mode mode;      // of the last pass
+    enum mode warm_mode; // of all passes before it
+    bool has_warm_mode;  // it was asked for
+    uint64_t chunk_bytes; // of one pread; 0: the whole extent
+    uint64_t warm_chunk_bytes; // likewise in the passes before the last
+    bool has_warm_chunk;       // it was asked for
+    uint32_t background_threads; // 0 where neither mode reads ahead
     uint32_t threads;
     uint64_t destinations;
     enum stamps stamps;
@@ -28,9 +52,19 @@ struct options {
     uint64_t residency_samples;
     struct names passes;
     struct names hits_passes; // empty: all
+    struct names experts_exit; // passes whose exit reports every expert's residency
     struct names captures;
     struct names device_stats;
     struct names inflights;
+    enum prefetch_kind prefetch;
+    const char *advice;      // the list file, NULL without prefetch
+    uint64_t prefetch_chunk; // bytes of one hint; 0 without hints
+    uint64_t own_bytes; // of the mode's own memory; 0 without
+    const char *table;  // the list file of what to pin, NULL without
+    const char *spine; // a file below the root, or NULL
+    bool spine_lock;
+    double compute_seconds;   // 0: no compute phase
+    uint32_t compute_threads; // 0 without
     bool wait;
     const char *self_test; // a file, or NULL
     bool help;
@@ -38,6 +72,37 @@ struct options {
 };
 
 extern const char *const mode_names[];
+extern const char *const prefetch_names[];
+
+// Copies from mappings that cannot be written.
+static inline bool mode_maps(enum mode mode)
+{
+    return mode >= MODE_MMAP && mode <= MODE_MMAP_BACKGROUND;
+}
+
+// Keeps experts in memory of its own, beside the page cache.
+static inline bool mode_owns(enum mode mode)
+{
+    return mode >= MODE_PINNED && mode <= MODE_USER_LFU;
+}
+
+// Writes into mappings of the pool.
+static inline bool mode_writes(enum mode mode)
+{
+    return mode == MODE_WRITE_PRIVATE || mode == MODE_WRITE_SHARED;
+}
+
+// Whether the passes before the last read in another way.
+static inline bool options_turn(const struct options *options)
+{
+    return options->warm_mode != options->mode || options->warm_chunk_bytes != options->chunk_bytes;
+}
+
+// Whether one of the passes reads so.
+static inline bool options_use(const struct options *options, enum mode mode)
+{
+    return options->mode == mode || options->warm_mode == mode;
+}
 
 bool options_parse(struct options *options, int argc, char **argv, struct failure *failure);
 

@@ -1,5 +1,8 @@
 #include "replay/pass.h"
 
+#include <inttypes.h>
+#include <stdlib.h>
+
 #include "common/clock.h"
 #include "replay/events.h"
 #include "replay/probe.h"
@@ -15,6 +18,21 @@ static bool sample_residency(const struct pass *pass, struct pass_context *conte
         return false;
     event_residency(&context->line, pass, at, start, bytes, plan_pool_bytes(context->plan), clock_seconds() - start);
     return true;
+}
+
+static bool report_experts(const struct pass *pass, struct pass_context *context, struct failure *failure)
+{
+    if (!pass->reports_experts || stopping())
+        return true;
+    uint64_t n_experts = context->plan->header.n_experts;
+    uint64_t *bytes = malloc(n_experts * sizeof *bytes);
+    if (!bytes)
+        return failure_set(failure, EXIT_FAILED, "memory", "no memory for the residency of %" PRIu64 " experts", n_experts);
+    bool good = experts_resident_bytes(context->probe, context->pool, bytes, failure);
+    if (good)
+        event_experts(&context->line, pass, bytes, n_experts);
+    free(bytes);
+    return good;
 }
 
 // Whether the border before `iteration` is one of the N that cut the pass into N + 1 even parts.
@@ -33,6 +51,19 @@ static void add(struct tally *sum, const struct tally *part)
     sum->hit_bytes += part->hit_bytes;
     sum->hit_accesses += part->hit_accesses;
     sum->stamps += part->stamps;
+    sum->held_bytes += part->held_bytes;
+    sum->held_accesses += part->held_accesses;
+    sum->spine_bytes += part->spine_bytes;
+    sum->compute_seconds += part->compute_seconds;
+}
+
+// The phase that follows an iteration's accesses; false when a stop cut it short.
+static bool run_compute(struct compute *compute, struct tally *tally)
+{
+    double start = clock_seconds();
+    bool whole = compute_run(compute);
+    tally->compute_seconds = clock_seconds() - start;
+    return whole;
 }
 
 // Only whole iterations count: the sum over the iteration events is the pass.
@@ -40,16 +71,24 @@ static bool run_iteration(struct pass *pass, struct pass_context *context, doubl
 {
     uint64_t first = context->plan->iterations[pass->iterations];
     uint64_t limit = context->plan->iterations[pass->iterations + 1];
+    struct usage usage = {0};
+    struct usage before = usage_now();
     double start = clock_seconds();
     pass->bookkeeping_seconds += start - *border;
     struct tally tally = crew_run(context->crew, first, limit);
+    bool whole = tally.accesses == limit - first && (!context->crew->spine || tally.spine_bytes == context->crew->spine->bytes);
+    if (whole && context->compute)
+        whole = run_compute(context->compute, &tally);
     *border = clock_seconds();
-    if (tally.accesses != limit - first)
+    struct usage after = usage_now();
+    if (!whole)
         return false;
     counters_read(context->counters);
     add(&pass->tally, &tally);
+    usage_add(&usage, &before, &after);
+    usage_add(&pass->usage, &before, &after);
     pass->wall_seconds += *border - start;
-    event_iteration(&context->line, pass, *border - start, &tally, context->counters);
+    event_iteration(&context->line, pass, *border - start, &tally, &usage, context->counters);
     pass->iterations++;
     return true;
 }
@@ -76,17 +115,35 @@ static bool run_iterations(struct pass *pass, struct pass_context *context, stru
     return !failed;
 }
 
+// Nothing of the worker may be in flight at the exit's capture. A demand thread's failure, if any, is the one reported.
+static bool halt_prefetch(struct prefetch *prefetch, struct failure *failure, bool good)
+{
+    if (!prefetch)
+        return good;
+    prefetch_halt(prefetch);
+    const struct failure *failed = prefetch_failure(prefetch);
+    if (good && failed)
+        *failure = *failed;
+    return good && !failed;
+}
+
 bool pass_run(struct pass *pass, struct pass_context *context, struct failure *failure)
 {
+    pass->computes = context->compute;
+    pass->prefetch = context->crew->prefetch;
     context->crew->hits = pass->counts_hits ? context->probe : PROBE_NONE;
     if (!sample_residency(pass, context, "entry", failure))
         return false;
     capture_take(context->capture, pass->name, "entry");
+    struct prefetch *prefetch = context->crew->prefetch;
+    if (prefetch)
+        prefetch_begin_pass(prefetch);
     double start = clock_seconds();
     bool good = run_iterations(pass, context, failure);
     pass->elapsed_seconds = clock_seconds() - start;
+    good = halt_prefetch(prefetch, failure, good);
     capture_take(context->capture, pass->name, "exit");
-    good = good && sample_residency(pass, context, "exit", failure);
+    good = good && sample_residency(pass, context, "exit", failure) && report_experts(pass, context, failure);
     pass->partial = pass->iterations < context->plan->header.n_iterations;
     event_pass(&context->line, pass);
     return good;

@@ -8,6 +8,7 @@
 #include "common/failure.h"
 #include "common/json.h"
 #include "replay/capture.h"
+#include "replay/compute.h"
 #include "replay/counters.h"
 #include "replay/options.h"
 #include "replay/pool.h"
@@ -19,6 +20,7 @@ struct pass_context {
     const struct pool *pool;
     enum probe probe;
     struct crew *crew;
+    struct compute *compute; // NULL without
     struct counters *counters;
     struct capture *capture;
     struct json line;
@@ -27,11 +29,16 @@ struct pass_context {
 struct pass {
     const char *name;
     bool counts_hits;
+    bool reports_experts; // at its exit
+    bool owns_memory; // what is served from it is counted
+    bool computes;
+    const struct prefetch *prefetch; // NULL without
     uint64_t iterations; // done
     double wall_seconds; // the iterations alone
     double elapsed_seconds;
     double bookkeeping_seconds; // between iterations, residency samples left out
     struct tally tally;
+    struct usage usage; // the iterations alone
     bool partial;
 };
 

@@ -8,22 +8,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "common/procfile.h"
 #include "replay/plan_check.h"
-
-static bool read_exactly(int fd, char *bytes, uint64_t length)
-{
-    for (uint64_t done = 0; done < length;) {
-        ssize_t got = pread(fd, bytes + done, length - done, (off_t)done);
-        if (got < 0 && errno == EINTR)
-            continue;
-        if (got <= 0) {
-            errno = got == 0 ? ENODATA : errno;
-            return false;
-        }
-        done += (uint64_t)got;
-    }
-    return true;
-}
 
 static bool unreadable(struct failure *failure, const char *path, int error)
 {

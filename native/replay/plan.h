@@ -18,7 +18,8 @@ enum plan_flag {
     PLAN_SYNTHETIC_TRACE = 2,
     PLAN_SYNTHETIC_POOL = 4,
     PLAN_ANY_PATH = 8, // the user gave the paths: they may be absolute or leave the root
-    PLAN_KNOWN_FLAGS = 15,
+    PLAN_THROWAWAY = 16, // the pool is a copy that may be written
+    PLAN_KNOWN_FLAGS = 31,
 };
 
 struct plan_header {

@@ -77,7 +77,7 @@ bool plan_check_header(const struct plan_header *header, uint64_t file_bytes, co
     return check_sections(&check, header);
 }
 
-static bool leaves_root(const char *text, size_t length)
+bool plan_path_leaves_root(const char *text, size_t length)
 {
     if (text[0] == '/')
         return true;
@@ -101,7 +101,7 @@ static bool check_files(const struct check *check, const struct plan *plan)
         const char *text = plan->strings + file->string_offset;
         if (file->string_bytes == 0 || file->string_bytes >= PATH_MAX || memchr(text, '\0', file->string_bytes))
             return bad(check, "the path of file %" PRIu64 " is empty, holds a NUL or has more than %d bytes", i, PATH_MAX - 1);
-        if (!(plan->header.flags & PLAN_ANY_PATH) && leaves_root(text, file->string_bytes))
+        if (!(plan->header.flags & PLAN_ANY_PATH) && plan_path_leaves_root(text, file->string_bytes))
             return bad(check, "the path of file %" PRIu64 " (%.*s) leaves the pool's folder", i,
                        (int)(file->string_bytes > 300 ? 300 : file->string_bytes), text);
     }

@@ -10,4 +10,7 @@ bool plan_check_header(const struct plan_header *header, uint64_t file_bytes, co
 // The sections; the header is checked and the body is in memory.
 bool plan_check_body(const struct plan *plan, const char *path, struct failure *failure);
 
+// Whether the path is absolute or holds "..".
+bool plan_path_leaves_root(const char *text, size_t length);
+
 #endif

@@ -43,7 +43,7 @@ bool pool_open_root(struct pool *pool, const struct plan *plan, const char *root
 
 static int open_once(const struct pool *pool, const char *path, int flags)
 {
-    flags |= O_RDONLY | O_CLOEXEC;
+    flags |= O_CLOEXEC;
     return pool->beneath ? open_beneath(pool->root, path, flags) : openat(pool->root, path, flags);
 }
 
@@ -51,6 +51,11 @@ int pool_open(const struct pool *pool, uint32_t file, int flags, struct failure 
 {
     char path[PATH_MAX];
     plan_file_path(pool->plan, file, path);
+    return pool_open_path(pool, path, flags, failure);
+}
+
+int pool_open_path(const struct pool *pool, const char *path, int flags, struct failure *failure)
+{
     int fd = -1;
     if (pool->noatime)
         fd = open_once(pool, path, flags | O_NOATIME);
@@ -64,7 +69,7 @@ int pool_open(const struct pool *pool, uint32_t file, int flags, struct failure 
         failure_set(failure, EXIT_FAILED, "open", "%.800s leaves the pool's folder through a link", path);
     else if (error == EINVAL && (flags & O_DIRECT))
         failure_set(failure, EXIT_UNSUPPORTED, "unsupported",
-                    "%.800s cannot be opened with O_DIRECT: its filesystem (tmpfs?) does not support mode direct", path);
+                    "%.800s cannot be opened with O_DIRECT: its filesystem (tmpfs?) does not support the reads of this mode", path);
     else
         failure_set(failure, EXIT_FAILED, "open", "%.800s cannot be opened: %s", path, strerror(error));
     errno = error;

@@ -17,7 +17,10 @@ struct pool {
 
 bool pool_open_root(struct pool *pool, const struct plan *plan, const char *root, struct failure *failure);
 
-// Opens a file of the plan read-only with extra flags; -1 with the failure filled.
+// Opens a file of the plan with extra flags, read-only without any; -1 with the failure filled.
 int pool_open(const struct pool *pool, uint32_t file, int flags, struct failure *failure);
+
+// The same of a file that is not the plan's.
+int pool_open_path(const struct pool *pool, const char *path, int flags, struct failure *failure);
 
 #endif

@@ -9,6 +9,7 @@
 #include <unistd.h>
 
 #include "common/json.h"
+#include "replay/fds.h"
 #include "replay/selftest.h"
 
 // The smallest of the first files, so that little is dropped.
@@ -58,6 +59,15 @@ bool probe_choose(struct probe_choice *choice, enum hits hits, const struct pool
     return true;
 }
 
+static bool residency_failed(enum probe probe, const struct pool *pool, uint32_t file, int64_t error, struct failure *failure)
+{
+    char path[PATH_MAX];
+    plan_file_path(pool->plan, file, path);
+    failure_path(failure, path);
+    return failure_set(failure, EXIT_FAILED, "residency", "%s fails on %.800s: %s", probe_name(probe), path,
+                       strerror((int)-error));
+}
+
 bool pool_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *bytes, struct failure *failure)
 {
     *bytes = 0;
@@ -68,17 +78,53 @@ bool pool_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *by
             return false;
         int64_t pages = resident_pages(probe, fd, 0, size);
         close(fd);
-        if (pages < 0) {
-            char path[PATH_MAX];
-            plan_file_path(pool->plan, file, path);
-            failure_path(failure, path);
-            return failure_set(failure, EXIT_FAILED, "residency", "%s fails on %.800s: %s", probe_name(probe), path,
-                               strerror((int)-pages));
-        }
+        if (pages < 0)
+            return residency_failed(probe, pool, file, pages, failure);
         uint64_t resident = (uint64_t)pages * kernel_page_bytes();
         *bytes += resident < size ? resident : size;
     }
     return true;
+}
+
+// The resident bytes of [offset, offset + length), or a negative errno value. Its first and last page may be others' in part.
+static int64_t resident_part(enum probe probe, int fd, uint64_t offset, uint64_t length)
+{
+    uint64_t page = kernel_page_bytes();
+    uint64_t end = offset + length;
+    uint64_t head = offset % page;
+    uint64_t tail = (page - end % page) % page;
+    int64_t pages = resident_pages(probe, fd, offset, length);
+    if (pages <= 0)
+        return pages;
+    if ((uint64_t)pages == (head + length + tail) / page)
+        return (int64_t)length;
+    int64_t first = head ? resident_pages(probe, fd, offset, 1) : 0;
+    int64_t last = tail ? resident_pages(probe, fd, end - 1, 1) : 0;
+    if (first < 0 || last < 0)
+        return first < 0 ? first : last;
+    int64_t bytes = pages * (int64_t)page - first * (int64_t)head - last * (int64_t)tail;
+    return bytes > 0 ? bytes : 0; // pages may go between the looks
+}
+
+bool experts_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *bytes, struct failure *failure)
+{
+    enum { OPEN_FILES = 16 };
+    const struct plan *plan = pool->plan;
+    struct fds fds;
+    bool good = fds_open(&fds, pool, OPEN_FILES, 0, false, failure);
+    for (uint64_t i = 0; good && i < plan->header.n_experts; i++) {
+        const struct plan_expert *expert = &plan->experts[i];
+        bytes[i] = 0;
+        for (uint32_t e = 0; good && e < expert->n_extents; e++) {
+            const struct plan_extent *extent = &plan->extents[expert->first_extent + e];
+            int fd = fds_get(&fds, extent->file, failure);
+            int64_t part = fd < 0 ? 0 : resident_part(probe, fd, extent->offset, extent->length);
+            good = fd >= 0 && (part >= 0 || residency_failed(probe, pool, extent->file, part, failure));
+            bytes[i] += good ? (uint64_t)part : 0;
+        }
+    }
+    fds_close(&fds);
+    return good;
 }
 
 static void print_verdict(struct json *line, enum probe probe, struct verdict verdict)

@@ -22,6 +22,9 @@ bool probe_choose(struct probe_choice *choice, enum hits hits, const struct pool
 // Resident bytes of all files of the plan, each once.
 bool pool_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *bytes, struct failure *failure);
 
+// Resident bytes of every expert of the plan, in the plan's order. A page that two experts share counts for each by its share.
+bool experts_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *bytes, struct failure *failure);
+
 // --self-test FILE: prints what each probe says.
 bool probe_self_test(const char *path, struct failure *failure);
 

@@ -62,3 +62,20 @@ bool stamps_check(const struct plan *plan, const struct plan_expert *expert, enu
     }
     return true;
 }
+
+bool stamps_check_expert(const struct plan *plan, const struct plan_expert *expert, enum stamps which, const char *data,
+                         uint64_t *checked, struct failure *failure)
+{
+    const struct plan_extent *extent = &plan->extents[expert->first_extent];
+    uint64_t position = 0;
+    for (uint32_t i = 0; i < expert->n_extents; i++, extent++) {
+        if (!stamps_check(plan, expert, which, data + position, position, extent->length, checked, failure)) {
+            char path[PATH_MAX];
+            plan_file_path(plan, extent->file, path);
+            failure_path(failure, path);
+            return false;
+        }
+        position += extent->length;
+    }
+    return true;
+}

@@ -14,4 +14,8 @@
 bool stamps_check(const struct plan *plan, const struct plan_expert *expert, enum stamps which, const char *data,
                   uint64_t position, uint64_t length, uint64_t *checked, struct failure *failure);
 
+// Compares those of the whole expert, which lies at `data`, extent by extent: a failure names the file.
+bool stamps_check_expert(const struct plan *plan, const struct plan_expert *expert, enum stamps which, const char *data,
+                         uint64_t *checked, struct failure *failure);
+
 #endif

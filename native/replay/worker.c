@@ -1,21 +1,19 @@
 #include "replay/worker.h"
 
 #include <inttypes.h>
-#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "replay/stamps.h"
 #include "replay/stop.h"
-
-enum { STACK_BYTES = 1 << 20 };
+#include "replay/threads.h"
 
 static bool count_resident(struct worker *worker, const struct plan_extent *extent, uint64_t *bytes)
 {
     const struct crew *crew = worker->crew;
     int64_t pages;
     if (crew->hits == PROBE_CACHESTAT) {
-        int fd = fds_get(&worker->reader.fds, extent->file, &worker->failure);
+        int fd = fds_get(&worker->reader->fds, extent->file, &worker->failure);
         if (fd < 0)
             return false;
         pages = cachestat_pages(fd, extent->offset, extent->length);
@@ -49,21 +47,44 @@ static bool read_expert(struct worker *worker, const struct plan_expert *expert,
     const struct plan_extent *extent = &crew->plan->extents[expert->first_extent];
     uint64_t position = 0;
     for (uint32_t i = 0; i < expert->n_extents; i++, extent++) {
-        const char *data = deliver(&worker->reader, extent, window, &worker->failure);
+        const char *data = deliver(worker->reader, extent, window, &worker->failure);
         if (!data)
             return false;
-        if (crew->stamps != STAMPS_NONE && !stamps_check(crew->plan, expert, crew->stamps, data, position, extent->length,
-                                                         &worker->tally.stamps, &worker->failure)) {
-            char path[PATH_MAX];
-            plan_file_path(crew->plan, extent->file, path);
-            failure_path(&worker->failure, path);
+        if (crew->stamps != STAMPS_NONE && !delivered_check(worker->reader, expert, extent, crew->stamps, data, position,
+                                                            &worker->tally.stamps, &worker->failure))
             return false;
-        }
-        window += window_bytes(worker->reader.mode, extent);
+        window += window_bytes(worker->reader->mode, extent);
         position += extent->length;
     }
     worker->tally.bytes += expert->bytes;
     worker->tally.accesses++;
+    return true;
+}
+
+// As read_expert, but from memory of our own where that holds the expert.
+static bool serve_expert(struct worker *worker, uint32_t index, char *to)
+{
+    const struct crew *crew = worker->crew;
+    const struct plan_expert *expert = &crew->plan->experts[index];
+    struct place place = own_take(crew->own, index);
+    bool held = place.state == PLACE_HELD;
+    bool good = held || crew->hits == PROBE_NONE || count_hits(worker, expert);
+    if (place.state == PLACE_ABSENT)
+        return good && read_expert(worker, expert, to);
+    if (good && (held || own_load(crew->own, place, expert, worker->reader, &worker->failure))) {
+        own_copy(crew->own, place, expert, to);
+        good = crew->stamps == STAMPS_NONE ||
+               stamps_check_expert(crew->plan, expert, crew->stamps, to, &worker->tally.stamps, &worker->failure);
+    } else {
+        good = false;
+    }
+    own_give_back(crew->own, place, good);
+    if (!good)
+        return false;
+    worker->tally.bytes += expert->bytes;
+    worker->tally.accesses++;
+    worker->tally.held_bytes += held ? expert->bytes : 0;
+    worker->tally.held_accesses += held;
     return true;
 }
 
@@ -75,26 +96,59 @@ static char *take_destination(struct worker *worker)
     return taken;
 }
 
-static void report_failed(struct worker *worker, const struct plan_expert *expert)
+static void fail(struct worker *worker)
 {
     int none = -1;
-    failure_expert(&worker->failure, expert->layer, expert->expert);
     atomic_compare_exchange_strong(&worker->crew->failed, &none, (int)worker->id);
     atomic_store(&stop_requested, true);
+}
+
+static void report_failed(struct worker *worker, const struct plan_expert *expert)
+{
+    failure_expert(&worker->failure, expert->layer, expert->expert);
+    fail(worker);
+}
+
+// The worker's part of the spine, in pieces of a destination.
+static void copy_spine(struct worker *worker)
+{
+    struct crew *crew = worker->crew;
+    uint64_t at, limit;
+    spine_part(crew->spine, worker->id, crew->n_workers, &at, &limit);
+    while (at < limit && !stopping()) {
+        uint64_t left = limit - at;
+        uint64_t length = left < crew->destinations->stride ? left : crew->destinations->stride;
+        if (!spine_copy(crew->spine, take_destination(worker), at, length, &worker->failure)) {
+            fail(worker);
+            break;
+        }
+        worker->tally.spine_bytes += length;
+        at += length;
+    }
+    if (crew->n_workers > 1)
+        pthread_barrier_wait(&crew->spine_done);
 }
 
 static void work(struct worker *worker)
 {
     struct crew *crew = worker->crew;
     worker->tally = (struct tally){0};
+    if (crew->spine)
+        copy_spine(worker);
     while (!stopping()) {
         uint64_t access = atomic_fetch_add_explicit(&crew->next, 1, memory_order_relaxed);
         if (access >= crew->limit)
             break;
-        const struct plan_expert *expert = &crew->plan->experts[crew->plan->sequence[access]];
-        if ((crew->hits != PROBE_NONE && !count_hits(worker, expert)) ||
-            !read_expert(worker, expert, take_destination(worker)))
+        prefetch_note(crew->prefetch, access);
+        uint32_t index = crew->plan->sequence[access];
+        const struct plan_expert *expert = &crew->plan->experts[index];
+        if (crew->own) {
+            if (!serve_expert(worker, index, take_destination(worker)))
+                report_failed(worker, expert);
+        } else if ((crew->hits != PROBE_NONE && !count_hits(worker, expert)) ||
+                   !read_expert(worker, expert, take_destination(worker))) {
             report_failed(worker, expert);
+        }
     }
 }
 
@@ -118,9 +172,17 @@ static void *thread_main(void *argument)
     }
 }
 
-static bool prepare_workers(struct crew *crew, enum mode mode, const struct pool *pool, uint32_t n, uint32_t open_files,
+static bool open_reader(struct crew *crew, struct reader *reader, enum mode mode, uint64_t chunk_bytes, const struct pool *pool,
+                        uint32_t open_files, struct failure *failure)
+{
+    const struct maps *maps = mode_writes(mode) ? crew->writable : mode_maps(mode) ? crew->maps : NULL;
+    return reader_open(reader, reading_mode(mode), chunk_bytes, pool, maps, open_files, failure);
+}
+
+static bool prepare_workers(struct crew *crew, const struct options *options, const struct pool *pool, uint32_t open_files,
                             struct failure *failure)
 {
+    uint32_t n = options->threads;
     crew->workers = aligned_alloc(_Alignof(struct worker), n * sizeof *crew->workers);
     if (!crew->workers)
         return failure_set(failure, EXIT_FAILED, "memory", "no memory for %" PRIu32 " threads", n);
@@ -132,7 +194,10 @@ static bool prepare_workers(struct crew *crew, enum mode mode, const struct pool
         worker->id = id;
         worker->first_destination = crew->destinations->count * id / n;
         worker->n_destinations = crew->destinations->count * (id + 1) / n - worker->first_destination;
-        if (!reader_open(&worker->reader, mode, pool, crew->maps, open_files, failure))
+        worker->reader = &worker->readers[0];
+        if (!open_reader(crew, &worker->readers[0], options->mode, options->chunk_bytes, pool, open_files, failure) ||
+            (options_turn(options) && !open_reader(crew, &worker->readers[1], options->warm_mode, options->warm_chunk_bytes, pool,
+                                                   open_files, failure)))
             return false;
     }
     return true;
@@ -140,37 +205,26 @@ static bool prepare_workers(struct crew *crew, enum mode mode, const struct pool
 
 static bool start_threads(struct crew *crew, struct failure *failure)
 {
-    pthread_attr_t attributes;
-    sigset_t all, before;
-    int error = 0;
-    pthread_attr_init(&attributes);
-    pthread_attr_setstacksize(&attributes, STACK_BYTES);
-    // Signals are the main thread's, which may be waiting for its start line; SIGBUS stays with whoever causes it.
-    sigfillset(&all);
-    sigdelset(&all, SIGBUS);
-    pthread_sigmask(SIG_SETMASK, &all, &before);
-    for (uint32_t id = 1; id < crew->n_workers && !error; id++) {
-        error = pthread_create(&crew->workers[id].thread, &attributes, thread_main, &crew->workers[id]);
-        crew->n_threads += !error;
+    bool good = true;
+    for (uint32_t id = 1; id < crew->n_workers && good; id++) {
+        good = thread_start(&crew->workers[id].thread, "moetier-read", thread_main, &crew->workers[id], failure);
+        crew->n_threads += good;
     }
-    pthread_sigmask(SIG_SETMASK, &before, NULL);
-    pthread_attr_destroy(&attributes);
-    if (!error)
-        return true;
     // Those that did start wait at a barrier that is never met, until the process ends.
-    crew->abandoned = crew->n_threads > 0;
-    return failure_set(failure, EXIT_FAILED, "threads", "%" PRIu32 " threads cannot be started: %s", crew->n_workers,
-                       strerror(error));
+    crew->abandoned = !good && crew->n_threads > 0;
+    return good;
 }
 
-bool crew_start(struct crew *crew, enum mode mode, const struct pool *pool, uint32_t n_workers, uint32_t open_files,
+bool crew_start(struct crew *crew, const struct options *options, const struct pool *pool, uint32_t open_files,
                 struct failure *failure)
 {
+    uint32_t n_workers = options->threads;
     atomic_store(&crew->failed, -1);
-    if (!prepare_workers(crew, mode, pool, n_workers, open_files, failure))
+    if (!prepare_workers(crew, options, pool, open_files, failure))
         return false;
     pthread_barrier_init(&crew->start, NULL, n_workers);
     pthread_barrier_init(&crew->finish, NULL, n_workers);
+    pthread_barrier_init(&crew->spine_done, NULL, n_workers);
     if (!start_threads(crew, failure))
         return false;
     touch(&crew->workers[0]);
@@ -179,16 +233,29 @@ bool crew_start(struct crew *crew, enum mode mode, const struct pool *pool, uint
     return true;
 }
 
+void crew_turn(struct crew *crew, bool last)
+{
+    for (uint32_t id = 0; id < crew->n_workers; id++) {
+        struct worker *worker = &crew->workers[id];
+        bool warm = !last && worker->readers[1].pool; // one of its own, where the passes before the last read in another way
+        worker->reader = &worker->readers[warm];
+    }
+}
+
 struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit)
 {
     struct tally sum = {0};
     atomic_store_explicit(&crew->next, first, memory_order_relaxed);
     crew->limit = limit;
+    if (crew->background)
+        background_begin(crew->background, first, limit);
     if (crew->n_workers > 1)
         pthread_barrier_wait(&crew->start);
     work(&crew->workers[0]);
     if (crew->n_workers > 1)
         pthread_barrier_wait(&crew->finish);
+    if (crew->background)
+        background_finish(crew->background);
     for (uint32_t id = 0; id < crew->n_workers; id++) {
         const struct tally *tally = &crew->workers[id].tally;
         sum.bytes += tally->bytes;
@@ -196,6 +263,9 @@ struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit)
         sum.hit_bytes += tally->hit_bytes;
         sum.hit_accesses += tally->hit_accesses;
         sum.stamps += tally->stamps;
+        sum.held_bytes += tally->held_bytes;
+        sum.held_accesses += tally->held_accesses;
+        sum.spine_bytes += tally->spine_bytes;
     }
     return sum;
 }
@@ -203,7 +273,9 @@ struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit)
 const struct failure *crew_failure(const struct crew *crew)
 {
     int failed = atomic_load(&crew->failed);
-    return failed < 0 ? NULL : &crew->workers[failed].failure;
+    if (failed >= 0)
+        return &crew->workers[failed].failure;
+    return crew->background ? background_failure(crew->background) : NULL;
 }
 
 void crew_end(struct crew *crew)
@@ -214,6 +286,7 @@ void crew_end(struct crew *crew)
     for (uint32_t id = 1; id <= crew->n_threads; id++)
         pthread_join(crew->workers[id].thread, NULL);
     for (uint32_t id = 0; id < crew->n_workers; id++)
-        fds_close(&crew->workers[id].reader.fds);
+        for (int i = 0; i < 2; i++)
+            reader_close(&crew->workers[id].readers[i]);
     free(crew->workers);
 }

@@ -9,11 +9,15 @@
 #include <stdint.h>
 
 #include "common/failure.h"
+#include "replay/background.h"
 #include "replay/destinations.h"
 #include "replay/modes.h"
+#include "replay/own.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
+#include "replay/prefetch.h"
 #include "replay/residency.h"
+#include "replay/spine.h"
 
 struct tally {
     uint64_t bytes;
@@ -21,6 +25,10 @@ struct tally {
     uint64_t hit_bytes;
     uint64_t hit_accesses; // wholly resident before the read
     uint64_t stamps;
+    uint64_t held_bytes; // served from own memory
+    uint64_t held_accesses;
+    uint64_t spine_bytes;
+    double compute_seconds; // of the compute phase after the accesses
 };
 
 struct crew;
@@ -29,7 +37,8 @@ struct worker {
     _Alignas(128) struct crew *crew; // workers share no cache line
     uint32_t id;
     pthread_t thread;
-    struct reader reader;
+    struct reader *reader;    // of the current pass
+    struct reader readers[2]; // of the last pass, and of those before it where they read in another way
     uint64_t first_destination;
     uint64_t n_destinations;
     uint64_t next_destination;
@@ -42,7 +51,12 @@ struct crew {
     _Alignas(128) uint64_t limit;             // the end of the iteration
     const struct plan *plan;
     const struct destinations *destinations;
-    const struct maps *maps; // for mmap, and for hits by mincore
+    const struct maps *maps; // for the mapped modes, and for hits by mincore
+    const struct maps *writable; // for the modes that write
+    struct background *background; // NULL in passes where nobody reads ahead
+    struct own *own; // NULL in passes without memory of our own
+    struct prefetch *prefetch; // NULL without
+    const struct spine *spine; // NULL without
     enum stamps stamps;
     enum probe hits; // PROBE_NONE while hits are not counted
     bool quit;
@@ -53,16 +67,21 @@ struct crew {
     struct worker *workers;
     pthread_barrier_t start;
     pthread_barrier_t finish;
+    pthread_barrier_t spine_done; // the accesses begin when the whole spine is copied
 };
 
-// Sets up the workers and starts all but the main thread's; returns when every destination is touched.
-bool crew_start(struct crew *crew, enum mode mode, const struct pool *pool, uint32_t n_workers, uint32_t open_files,
+// Sets up the workers and starts all but the main thread's; returns when every destination is touched. Each of a worker's readers
+// may hold `open_files` files open.
+bool crew_start(struct crew *crew, const struct options *options, const struct pool *pool, uint32_t open_files,
                 struct failure *failure);
+
+// From now on reads as the last pass does, or as those before it do. Between two runs.
+void crew_turn(struct crew *crew, bool last);
 
 // Runs the accesses [first, limit) on all workers and returns what was delivered.
 struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit);
 
-// The failure of the first worker that failed, or NULL.
+// The failure of the first worker (or thread that reads ahead) that failed, or NULL.
 const struct failure *crew_failure(const struct crew *crew);
 
 void crew_end(struct crew *crew);

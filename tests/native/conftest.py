@@ -22,6 +22,7 @@ from pytest_moetier.native import executable
 PAGE = 4096
 POOL_ID = 0x0123456789ABCDEF
 STAMPED = 1
+THROWAWAY = 16
 SOURCE = Path(__file__).parents[2]
 HEADER_FIELDS = (
     *("magic", "version", "header_bytes", "file_bytes"),
@@ -201,15 +202,23 @@ def write_pool(root: Path, layout: str, size: int, accesses: Sequence[Sequence[i
 
 @pytest.fixture
 def make_pool(tmp_path: Path) -> Callable[..., Pool]:
-    """Write a pool below tmp_path; by default 8 experts of 64 KiB, one file each, read once in two iterations."""
+    """Write a pool below tmp_path; by default 8 experts of 64 KiB, one file each, read once in two iterations.
+
+    For a mode that writes, the plan says that the pool is a throw-away copy.
+    """
 
     def make(
         layout: str = "files",
         size: int = 16 * PAGE,
         accesses: Sequence[Sequence[int]] = ((0, 1, 2, 3), (4, 5, 6, 7)),
         root: Path | None = None,
+        mode: str = "",
     ) -> Pool:
-        return write_pool(root or tmp_path / "pool", layout, size, accesses)
+        pool = write_pool(root or tmp_path / "pool", layout, size, accesses)
+        if mode.startswith("write_"):
+            pool.parts.flags |= THROWAWAY
+            pool.write_plan()
+        return pool
 
     return make
 

@@ -121,7 +121,7 @@ def test_what_is_no_file_is_refused_without_waiting(
         ({"version": 2}, "version 2, this program reads version 1"),
         ({"header_bytes": 168}, "header of 168 bytes"),
         ({"page_bytes": 16384}, "pages of 16384 bytes, expected 4096"),
-        ({"flags": 17}, "unknown flags 0x10"),
+        ({"flags": 33}, "unknown flags 0x20"),
         ({"reserved_1": 1}, "reserved fields"),
         ({"reserved_2": 1}, "reserved fields"),
         ({"n_iterations": 0}, "0 iterations"),

@@ -1,0 +1,39 @@
+// The compute phase: what the CPU does with an iteration's experts, during which a prefetch can get ahead. A fixed amount of
+// work, set once on the idle machine, so that whatever disturbs it is seen as time.
+#ifndef MOETIER_COMPUTE_H
+#define MOETIER_COMPUTE_H
+
+#include <pthread.h>
+#include <semaphore.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/failure.h"
+
+struct compute;
+
+struct compute_thread {
+    _Alignas(128) struct compute *compute; // threads share no cache line
+    pthread_t thread;
+    sem_t start;
+};
+
+struct compute {
+    _Alignas(128) struct compute_thread *threads;
+    uint32_t n_threads; // started
+    uint64_t blocks;    // of work, for each thread
+    atomic_bool cut;    // a thread stopped before its end
+    bool quit;
+    sem_t finish;
+};
+
+// Starts the threads and finds the amount of work that takes them `seconds`.
+bool compute_start(struct compute *compute, double seconds, uint32_t n_threads, struct failure *failure);
+
+// Does the work on all threads and waits for it; false when a stop cut it short.
+bool compute_run(struct compute *compute);
+
+void compute_end(struct compute *compute);
+
+#endif

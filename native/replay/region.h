@@ -1,0 +1,23 @@
+// Anonymous memory of a known size, huge pages where they fit: what it takes of DRAM is what was asked, rounded to a page.
+#ifndef MOETIER_REGION_H
+#define MOETIER_REGION_H
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#include "common/failure.h"
+
+struct region {
+    char *memory;
+    uint64_t bytes; // a multiple of the kernel's page
+};
+
+// Refuses more than the machine has available: touching it would end in the OOM killer. `what` names it in that sentence.
+bool region_map(struct region *region, uint64_t bytes, const char *what, struct failure *failure);
+
+// Writes to every page: faults must not fall into a measured pass.
+void region_touch(const struct region *region);
+
+void region_unmap(struct region *region);
+
+#endif
