@@ -37,7 +37,7 @@ def test_with_a_spine(moetier_cell: CellHandle) -> None:
     moetier_cell.judge()
 
 
-@pytest.mark.moetier(**BOX, workload="small_box_q2", mode=KEPT)
+@pytest.mark.moetier(**BOX, workload="small_box_q2", mode="mmap")
 def test_a_coarser_quantisation(moetier_cell: CellHandle) -> None:
     """The same trace over experts of 1.66 times fewer bytes, at the same capacity."""
     moetier_cell.measure()
@@ -64,8 +64,8 @@ def test_user_cache_by_budget(moetier_curve: CurveHandle) -> None:
 
 
 def test_bytes_and_faults_by_quantisation(moetier_curve: CurveHandle) -> None:
-    """Time and major faults grow more than the bytes of an expert do."""
-    fine, coarse = _design(moetier_curve, KEPT), moetier_curve.need(workload="small_box_q2")
+    """Time and major faults grow more than the bytes of an expert do, where the mapping's faults read them."""
+    fine, coarse = _design(moetier_curve, "mmap"), moetier_curve.need(workload="small_box_q2")
     size = moetier_curve.ratio("logical_bytes", fine, coarse).value
     faults = moetier_curve.ratio("major_faults", fine, coarse)
     time = moetier_curve.ratio("seconds_per_iteration", fine, coarse)

@@ -86,7 +86,7 @@ FILLS: Mapping[str, tuple[str, int]] = {
     "mmap": ("mmap", 0),
     "mmap_willneed": ("mmap_willneed", 0),
 }
-"""How pages are first read where that is varied: the replayer's mode, and the bytes of one pread (0: a whole expert)."""
+"""How pages are first read, where it is varied: the replayer's mode, and the bytes of one pread (0: an expert)."""
 
 
 def mode_of(word: str) -> Mode:

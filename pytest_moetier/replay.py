@@ -277,7 +277,7 @@ def measure_cold_factor(rig: Rig, mode: str, folder: Path) -> float | None:
 
     None when the pool's devices cannot be counted. Nothing is enforced: the cache is empty and large enough.
     """
-    plan = cold_plan(rig.pool.manifest, COLD_EXPERTS, seed=0)
+    plan = cold_plan(rig.pool.manifest, min(COLD_EXPERTS, rig.pool.manifest.n_experts), seed=0)
     path = folder / f"cold-{mode}.plan"
     write_plan(plan, path)
     alone = ("cold",)

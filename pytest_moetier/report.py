@@ -16,6 +16,7 @@ from typing import Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from pytest_moetier.campaign import CellResult
@@ -87,7 +88,7 @@ def terminal_summary(terminal: Any, session: MoetierSession) -> None:  # noqa: A
         records = [record for record in session.records.values() if record.finding == finding]
         cells = [record for record in records if not record.traced]
         if cells:
-            terminal.write_line(_rendered(_table(finding, cells, session), terminal.hasmarkup))
+            terminal.write_line(_rendered(_table(finding, cells, session), terminal.hasmarkup, _UNCUT))
         for line in _routing(finding, [record for record in records if record.traced], markup=terminal.hasmarkup):
             terminal.write_line(line)
     for line in _remarks(session):
@@ -129,7 +130,9 @@ def _table(finding: str, records: Sequence[Record], session: MoetierSession) -> 
         verdict = f"[{_COLOURS[record.verdict]}]{record.verdict}[/]"
         # An unproved run has no figures to show.
         metrics = {} if record.verdict == "invalid" else record.metrics
-        table.add_row(record.cell or record.test, *(show(metrics) if metrics else "" for _, show in columns), verdict)
+        table.add_row(
+            escape(record.cell or record.test), *(show(metrics) if metrics else "" for _, show in columns), verdict
+        )
     return table
 
 
@@ -193,6 +196,8 @@ _CURVE_COLUMNS = [
     ("resident", _size("observed_capacity_bytes")),
     ("scan/steal", _scan_steal),
     ("LRU set", _number("lru_overlap", ".1%")),
+    ("MIN set", _number("belady_overlap", ".1%")),
+    ("partial", _number("partial_experts", ".0f")),
 ]
 _MODE_COLUMNS = [
     *_HEAD_COLUMNS,
