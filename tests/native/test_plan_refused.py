@@ -171,6 +171,7 @@ def test_a_wrong_header_is_refused_for_its_reason_even_with_right_sums(
         (("extents", 4, (4, 0, PAGE, 16 * PAGE)), "extent 4 (65536 bytes from 4096) is empty or leaves its file"),
         (("extents", 4, (4, 0, HUGE, 16 * PAGE)), "extent 4"),
         (("extents", 4, (4, 0, 0, 0)), "extent 4 (0 bytes from 0) is empty"),
+        (("files", 3, (b"L0-E3", 2**62 + 1)), f"file 3 has {2**62 + 1} bytes, {2**62} at most"),
         (("files", 3, (b"", 16 * PAGE)), "the path of file 3 is empty"),
         (("files", 3, (b"a\0b", 16 * PAGE)), "the path of file 3 is empty, holds a NUL"),
         (("files", 3, (b"x" * 5000, 16 * PAGE)), "the path of file 3 is empty, holds a NUL or has more"),
@@ -193,6 +194,16 @@ def test_an_inconsistent_section_is_refused_for_its_reason(
         getattr(pool.parts, part)[index] = value
         pool.write_plan(header={"total_bytes": total})
     assert seen in refusal(replay, pool)
+
+
+@pytest.mark.parametrize("length", [2**61 + 1, 2**62])
+def test_an_expert_whose_pages_cannot_be_counted_is_refused(replay: Replay, make_pool: MakePool, length: int) -> None:
+    pool = make_pool("split", accesses=((0,),))
+    pool.parts.files[0] = (pool.parts.files[0][0], 2**62)
+    pool.parts.extents[0:2] = [(0, 0, 0, length)] * 2
+    pool.parts.experts[0] = (0, 0, 0, 2, 0, 2 * length % 2**64)
+    pool.write_plan()
+    assert f"expert 0 has more than {2**62} bytes" in refusal(replay, pool)
 
 
 def _with_access(pool: Any, index: int, expert: int) -> bytes:
