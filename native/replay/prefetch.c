@@ -66,12 +66,11 @@ static bool count_resident(struct prefetch *prefetch, const struct plan_expert *
         int fd = fds_get(&prefetch->reader.fds, extent->file, failure);
         if (fd < 0)
             return false;
-        int64_t pages = resident_pages(prefetch->probe, fd, extent->offset, extent->length);
-        if (pages < 0)
+        int64_t resident = resident_bytes(prefetch->probe, fd, NULL, extent->offset, extent->length);
+        if (resident < 0)
             return failure_set(failure, EXIT_FAILED, "residency", "%s fails at a prefetch: %s", probe_name(prefetch->probe),
-                               strerror((int)-pages));
-        uint64_t resident = (uint64_t)pages * kernel_page_bytes();
-        *bytes += resident < extent->length ? resident : extent->length;
+                               strerror((int)-resident));
+        *bytes += (uint64_t)resident;
     }
     return true;
 }

@@ -76,34 +76,13 @@ bool pool_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *by
         int fd = pool_open(pool, file, 0, failure);
         if (fd < 0)
             return false;
-        int64_t pages = resident_pages(probe, fd, 0, size);
+        int64_t resident = resident_bytes(probe, fd, NULL, 0, size);
         close(fd);
-        if (pages < 0)
-            return residency_failed(probe, pool, file, pages, failure);
-        uint64_t resident = (uint64_t)pages * kernel_page_bytes();
-        *bytes += resident < size ? resident : size;
+        if (resident < 0)
+            return residency_failed(probe, pool, file, resident, failure);
+        *bytes += (uint64_t)resident;
     }
     return true;
-}
-
-// The resident bytes of [offset, offset + length), or a negative errno value. Its first and last page may be others' in part.
-static int64_t resident_part(enum probe probe, int fd, uint64_t offset, uint64_t length)
-{
-    uint64_t page = kernel_page_bytes();
-    uint64_t end = offset + length;
-    uint64_t head = offset % page;
-    uint64_t tail = (page - end % page) % page;
-    int64_t pages = resident_pages(probe, fd, offset, length);
-    if (pages <= 0)
-        return pages;
-    if ((uint64_t)pages == (head + length + tail) / page)
-        return (int64_t)length;
-    int64_t first = head ? resident_pages(probe, fd, offset, 1) : 0;
-    int64_t last = tail ? resident_pages(probe, fd, end - 1, 1) : 0;
-    if (first < 0 || last < 0)
-        return first < 0 ? first : last;
-    int64_t bytes = pages * (int64_t)page - first * (int64_t)head - last * (int64_t)tail;
-    return bytes > 0 ? bytes : 0; // pages may go between the looks
 }
 
 bool experts_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *bytes, struct failure *failure)
@@ -118,7 +97,7 @@ bool experts_resident_bytes(enum probe probe, const struct pool *pool, uint64_t 
         for (uint32_t e = 0; good && e < expert->n_extents; e++) {
             const struct plan_extent *extent = &plan->extents[expert->first_extent + e];
             int fd = fds_get(&fds, extent->file, failure);
-            int64_t part = fd < 0 ? 0 : resident_part(probe, fd, extent->offset, extent->length);
+            int64_t part = fd < 0 ? 0 : resident_bytes(probe, fd, NULL, extent->offset, extent->length);
             good = fd >= 0 && (part >= 0 || residency_failed(probe, pool, extent->file, part, failure));
             bytes[i] += good ? (uint64_t)part : 0;
         }

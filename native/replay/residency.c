@@ -32,18 +32,16 @@ const char *probe_name(enum probe probe)
     return probe == PROBE_CACHESTAT ? "cachestat" : probe == PROBE_MINCORE ? "mincore" : "none";
 }
 
-int64_t cachestat_pages(int fd, uint64_t offset, uint64_t length)
+static int64_t cachestat_pages(int fd, uint64_t offset, uint64_t length)
 {
     struct cachestat_range_v0 range = {offset, length};
     struct cachestat_v0 answer;
-    if (length == 0) // the kernel would take it as "to the end"
-        return 0;
     if (syscall(SYS_cachestat, fd, &range, &answer, 0) != 0)
         return -errno;
     return (int64_t)answer.cached;
 }
 
-int64_t mincore_pages(const char *base, uint64_t offset, uint64_t length)
+static int64_t mincore_pages(const char *base, uint64_t offset, uint64_t length)
 {
     enum { WINDOW_PAGES = 4096 };
     unsigned char resident[WINDOW_PAGES];
@@ -60,17 +58,38 @@ int64_t mincore_pages(const char *base, uint64_t offset, uint64_t length)
     return pages;
 }
 
-int64_t resident_pages(enum probe probe, int fd, uint64_t offset, uint64_t length)
+int64_t resident_pages(enum probe probe, int fd, const char *base, uint64_t offset, uint64_t length)
 {
-    if (probe == PROBE_NONE || length == 0)
+    if (probe == PROBE_NONE || length == 0) // the kernel would take length 0 as "to the end"
         return 0;
     if (probe == PROBE_CACHESTAT)
         return cachestat_pages(fd, offset, length);
+    if (base)
+        return mincore_pages(base, offset, length);
     uint64_t bytes = offset + length;
-    void *base = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED)
+    void *mapped = mmap(NULL, bytes, PROT_READ, MAP_SHARED, fd, 0);
+    if (mapped == MAP_FAILED)
         return -errno;
-    int64_t pages = mincore_pages(base, offset, length);
-    munmap(base, bytes);
+    int64_t pages = mincore_pages(mapped, offset, length);
+    munmap(mapped, bytes);
     return pages;
+}
+
+int64_t resident_bytes(enum probe probe, int fd, const char *base, uint64_t offset, uint64_t length)
+{
+    uint64_t page = kernel_page_bytes();
+    uint64_t end = offset + length;
+    uint64_t head = offset % page;
+    uint64_t tail = (page - end % page) % page;
+    int64_t pages = resident_pages(probe, fd, base, offset, length);
+    if (pages <= 0)
+        return pages;
+    if ((uint64_t)pages == (head + length + tail) / page)
+        return (int64_t)length;
+    int64_t first = head ? resident_pages(probe, fd, base, offset, 1) : 0;
+    int64_t last = tail ? resident_pages(probe, fd, base, end - 1, 1) : 0;
+    if (first < 0 || last < 0)
+        return first < 0 ? first : last;
+    int64_t bytes = pages * (int64_t)page - first * (int64_t)head - last * (int64_t)tail;
+    return bytes > 0 ? bytes : 0; // pages may go between the looks
 }

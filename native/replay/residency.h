@@ -11,13 +11,11 @@ uint64_t kernel_page_bytes(void);
 
 const char *probe_name(enum probe probe);
 
-// Resident pages among those that [offset, offset + length) touches; a negative errno value on failure.
-int64_t cachestat_pages(int fd, uint64_t offset, uint64_t length);
+// Resident pages among those that [offset, offset + length) touches; a negative errno value on failure. cachestat asks about the
+// open file, mincore about a mapping of its start (`base`; NULL: it maps the file for the purpose).
+int64_t resident_pages(enum probe probe, int fd, const char *base, uint64_t offset, uint64_t length);
 
-// The same of mapped memory; `base` is the page-aligned mapping of the file's start.
-int64_t mincore_pages(const char *base, uint64_t offset, uint64_t length);
-
-// The same of an open file, whichever way; mincore maps it for the purpose.
-int64_t resident_pages(enum probe probe, int fd, uint64_t offset, uint64_t length);
+// Resident bytes of [offset, offset + length) itself, whose first and last page may be others' in part.
+int64_t resident_bytes(enum probe probe, int fd, const char *base, uint64_t offset, uint64_t length);
 
 #endif

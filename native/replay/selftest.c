@@ -41,18 +41,18 @@ struct verdict selftest(enum probe probe, int fd, uint64_t size)
     uint64_t pages = (size + kernel_page_bytes() - 1) / kernel_page_bytes();
     if (pages == 0)
         return verdict(TRUTH_UNPROVABLE, "the file is empty");
-    int64_t dropped = resident_pages(probe, fd, 0, size);
+    int64_t dropped = resident_pages(probe, fd, NULL, 0, size);
     if (dropped < 0)
         return refused(probe, dropped);
     // A partly cached file proves the probe as it stands, and stays as it is.
     bool partly = dropped > 0 && (uint64_t)dropped < pages;
     if (!partly) {
         drop(fd);
-        dropped = resident_pages(probe, fd, 0, size);
+        dropped = resident_pages(probe, fd, NULL, 0, size);
     }
     char byte;
     bool read = pread(fd, &byte, 1, 0) == 1; // brings its page in
-    int64_t touched = resident_pages(probe, fd, 0, size);
+    int64_t touched = resident_pages(probe, fd, NULL, 0, size);
     if (!partly)
         drop(fd);
     if (dropped < 0 || touched < 0)

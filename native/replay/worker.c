@@ -11,20 +11,16 @@
 static bool count_resident(struct worker *worker, const struct plan_extent *extent, uint64_t *bytes)
 {
     const struct crew *crew = worker->crew;
-    int64_t pages;
-    if (crew->hits == PROBE_CACHESTAT) {
-        int fd = fds_get(&worker->reader->fds, extent->file, &worker->failure);
-        if (fd < 0)
-            return false;
-        pages = cachestat_pages(fd, extent->offset, extent->length);
-    } else {
-        pages = mincore_pages(crew->maps->base[extent->file], extent->offset, extent->length);
-    }
-    if (pages < 0)
+    bool mapped = crew->hits == PROBE_MINCORE;
+    int fd = mapped ? -1 : fds_get(&worker->reader->fds, extent->file, &worker->failure);
+    if (fd < 0 && !mapped)
+        return false;
+    const char *base = mapped ? crew->maps->base[extent->file] : NULL;
+    int64_t resident = resident_bytes(crew->hits, fd, base, extent->offset, extent->length);
+    if (resident < 0)
         return failure_set(&worker->failure, EXIT_FAILED, "residency", "%s fails before a read: %s", probe_name(crew->hits),
-                           strerror((int)-pages));
-    uint64_t resident = (uint64_t)pages * kernel_page_bytes();
-    *bytes += resident < extent->length ? resident : extent->length;
+                           strerror((int)-resident));
+    *bytes += (uint64_t)resident;
     return true;
 }
 

@@ -251,6 +251,23 @@ def test_a_part_of_an_expert_counts_as_hit_bytes_but_not_as_a_hit(
     assert (done["hit_bytes"], done["hit_accesses"]) == (pages * PAGE, 0)
 
 
+@pytest.mark.parametrize("probe", ["cachestat", "mincore"])
+def test_an_expert_without_one_of_its_pages_is_no_whole_hit(replay: Replay, make_pool: MakePool, probe: str) -> None:
+    pool = make_pool("unaligned", size=16 * PAGE, accesses=((3,),))  # 16 pages of bytes in 17 pages of the file
+    pool.drop()
+    start = 100 + 3 * 16 * PAGE
+    fd = os.open(pool.path(0), os.O_RDONLY)
+    os.posix_fadvise(fd, 0, 0, os.POSIX_FADV_RANDOM)  # no read-ahead
+    for page in range(start // PAGE + 1, start // PAGE + 17):
+        os.pread(fd, 1, page * PAGE)
+    os.close(fd)
+    outcome = replay(pool, "--hits", probe, "--passes", "one")
+    if outcome.exit == 77:
+        pytest.skip(outcome.stderr)
+    done = outcome.only("pass")
+    assert (done["hit_bytes"], done["hit_accesses"]) == (15 * PAGE + 100, 0)
+
+
 def test_hits_are_counted_in_the_passes_asked_for(replay: Replay, make_pool: MakePool) -> None:
     outcome = replay(make_pool(), "--hits", "auto", "--hits-passes", "measured")
     warm, measured = outcome.named("pass")
