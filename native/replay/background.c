@@ -5,12 +5,10 @@
 #include <string.h>
 
 #include "replay/stop.h"
-#include "replay/threads.h"
 
 struct ahead {
     _Alignas(128) struct background *background; // threads share no cache line
     int id;
-    pthread_t thread;
     struct reader reader;
     struct failure failure;
 };
@@ -32,8 +30,9 @@ static void report_failed(struct ahead *ahead, const struct plan_expert *expert)
     atomic_store(&stop_requested, true);
 }
 
-static void read_ahead(struct ahead *ahead)
+static void read_ahead(void *argument)
 {
+    struct ahead *ahead = argument;
     struct background *background = ahead->background;
     while (!stopping()) {
         uint64_t access = atomic_fetch_add_explicit(&background->next, 1, memory_order_relaxed);
@@ -42,19 +41,6 @@ static void read_ahead(struct ahead *ahead)
         const struct plan_expert *expert = &background->plan->experts[background->plan->sequence[access]];
         if (!read_expert(ahead, expert))
             report_failed(ahead, expert);
-    }
-}
-
-static void *thread_main(void *argument)
-{
-    struct ahead *ahead = argument;
-    struct background *background = ahead->background;
-    for (;;) {
-        pthread_barrier_wait(&background->start);
-        if (background->quit)
-            return NULL;
-        read_ahead(ahead);
-        pthread_barrier_wait(&background->finish);
     }
 }
 
@@ -82,28 +68,21 @@ static bool prepare(struct background *background, const struct options *options
 bool background_start(struct background *background, const struct options *options, const struct pool *pool,
                       uint32_t open_files, struct failure *failure)
 {
-    bool good = true;
-    if (!prepare(background, options, pool, open_files, failure))
-        return false;
-    pthread_barrier_init(&background->start, NULL, background->n + 1);
-    pthread_barrier_init(&background->finish, NULL, background->n + 1);
-    for (uint32_t id = 0; id < background->n && good; id++) {
-        good = thread_start(&background->threads[id].thread, "moetier-behind", thread_main, &background->threads[id], failure);
-        background->started += good;
-    }
-    return good;
+    return prepare(background, options, pool, open_files, failure) &&
+           team_start(&background->team, background->n, "moetier-behind", background->threads, sizeof *background->threads,
+                      failure);
 }
 
 void background_begin(struct background *background, uint64_t first, uint64_t limit)
 {
     atomic_store_explicit(&background->next, first, memory_order_relaxed);
     background->limit = limit;
-    pthread_barrier_wait(&background->start);
+    team_begin(&background->team, read_ahead);
 }
 
 void background_finish(struct background *background)
 {
-    pthread_barrier_wait(&background->finish);
+    team_finish(&background->team);
 }
 
 const struct failure *background_failure(const struct background *background)
@@ -114,14 +93,7 @@ const struct failure *background_failure(const struct background *background)
 
 void background_end(struct background *background)
 {
-    // Where some could not be started, those that run wait at a barrier that is never met, until the process ends.
-    if (background->started > 0 && background->started < background->n)
-        return;
-    background->quit = true;
-    if (background->started > 0)
-        pthread_barrier_wait(&background->start);
-    for (uint32_t id = 0; id < background->started; id++)
-        pthread_join(background->threads[id].thread, NULL);
+    team_end(&background->team);
     for (uint32_t id = 0; id < background->n; id++)
         reader_close(&background->threads[id].reader);
     free(background->threads);

@@ -4,7 +4,6 @@
 #ifndef MOETIER_BACKGROUND_H
 #define MOETIER_BACKGROUND_H
 
-#include <pthread.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -14,6 +13,7 @@
 #include "replay/options.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
+#include "replay/threads.h"
 
 struct ahead; // one thread
 
@@ -23,12 +23,9 @@ struct background {
     _Alignas(128) uint64_t limit;             // the end of the iteration
     const struct plan *plan;
     atomic_int failed; // the first thread that failed, or -1
-    bool quit;
-    uint32_t n;       // threads
-    uint32_t started; // that run
+    uint32_t n;        // threads
     struct ahead *threads;
-    pthread_barrier_t start;
-    pthread_barrier_t finish;
+    struct team team;
 };
 
 // Starts options->background_threads threads, which then wait.

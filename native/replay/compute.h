@@ -3,29 +3,18 @@
 #ifndef MOETIER_COMPUTE_H
 #define MOETIER_COMPUTE_H
 
-#include <pthread.h>
-#include <semaphore.h>
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
 
 #include "common/failure.h"
+#include "replay/threads.h"
 
-struct compute;
-
-struct compute_thread {
-    _Alignas(128) struct compute *compute; // threads share no cache line
-    pthread_t thread;
-    sem_t start;
-};
-
+// Zero-initialise.
 struct compute {
-    _Alignas(128) struct compute_thread *threads;
-    uint32_t n_threads; // started
-    uint64_t blocks;    // of work, for each thread
-    atomic_bool cut;    // a thread stopped before its end
-    bool quit;
-    sem_t finish;
+    struct team team;
+    uint64_t blocks; // of work, for each thread
+    atomic_bool cut; // a thread stopped before its end
 };
 
 // Starts the threads and finds the amount of work that takes them `seconds`.

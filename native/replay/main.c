@@ -229,8 +229,6 @@ static bool run_passes(struct replay *replay, struct failure *failure)
 
 static void release(struct replay *replay)
 {
-    if (replay->crew.abandoned)
-        return;
     compute_end(&replay->compute);
     prefetch_end(&replay->prefetch);
     crew_end(&replay->crew);

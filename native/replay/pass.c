@@ -44,19 +44,6 @@ static bool is_sample_border(const struct pass_context *context, uint64_t iterat
     return (unsigned __int128)iteration * parts / n > before;
 }
 
-static void add(struct tally *sum, const struct tally *part)
-{
-    sum->bytes += part->bytes;
-    sum->accesses += part->accesses;
-    sum->hit_bytes += part->hit_bytes;
-    sum->hit_accesses += part->hit_accesses;
-    sum->stamps += part->stamps;
-    sum->held_bytes += part->held_bytes;
-    sum->held_accesses += part->held_accesses;
-    sum->spine_bytes += part->spine_bytes;
-    sum->compute_seconds += part->compute_seconds;
-}
-
 // The phase that follows an iteration's accesses; false when a stop cut it short.
 static bool run_compute(struct compute *compute, struct tally *tally)
 {
@@ -84,7 +71,7 @@ static bool run_iteration(struct pass *pass, struct pass_context *context, doubl
     if (!whole)
         return false;
     counters_read(context->counters);
-    add(&pass->tally, &tally);
+    tally_add(&pass->tally, &tally);
     usage_add(&usage, &before, &after);
     usage_add(&pass->usage, &before, &after);
     pass->wall_seconds += *border - start;

@@ -6,7 +6,6 @@
 
 #include "replay/stamps.h"
 #include "replay/stop.h"
-#include "replay/threads.h"
 
 static bool count_resident(struct worker *worker, const struct plan_extent *extent, uint64_t *bytes)
 {
@@ -125,8 +124,9 @@ static void copy_spine(struct worker *worker)
         pthread_barrier_wait(&crew->spine_done);
 }
 
-static void work(struct worker *worker)
+static void work(void *argument)
 {
+    struct worker *worker = argument;
     struct crew *crew = worker->crew;
     worker->tally = (struct tally){0};
     if (crew->spine)
@@ -148,24 +148,11 @@ static void work(struct worker *worker)
     }
 }
 
-static void touch(struct worker *worker)
+// By its own thread, so that the memory is near it.
+static void touch(void *argument)
 {
+    const struct worker *worker = argument;
     destinations_touch(worker->crew->destinations, worker->first_destination, worker->n_destinations);
-}
-
-static void *thread_main(void *argument)
-{
-    struct worker *worker = argument;
-    struct crew *crew = worker->crew;
-    touch(worker); // by its own thread, so that the memory is near it
-    pthread_barrier_wait(&crew->finish);
-    for (;;) {
-        pthread_barrier_wait(&crew->start);
-        if (crew->quit)
-            return NULL;
-        work(worker);
-        pthread_barrier_wait(&crew->finish);
-    }
 }
 
 static bool open_reader(struct crew *crew, struct reader *reader, enum mode mode, uint64_t chunk_bytes, const struct pool *pool,
@@ -199,33 +186,17 @@ static bool prepare_workers(struct crew *crew, const struct options *options, co
     return true;
 }
 
-static bool start_threads(struct crew *crew, struct failure *failure)
-{
-    bool good = true;
-    for (uint32_t id = 1; id < crew->n_workers && good; id++) {
-        good = thread_start(&crew->workers[id].thread, "moetier-read", thread_main, &crew->workers[id], failure);
-        crew->n_threads += good;
-    }
-    // Those that did start wait at a barrier that is never met, until the process ends.
-    crew->abandoned = !good && crew->n_threads > 0;
-    return good;
-}
-
 bool crew_start(struct crew *crew, const struct options *options, const struct pool *pool, uint32_t open_files,
                 struct failure *failure)
 {
-    uint32_t n_workers = options->threads;
     atomic_store(&crew->failed, -1);
-    if (!prepare_workers(crew, options, pool, open_files, failure))
+    if (!prepare_workers(crew, options, pool, open_files, failure) ||
+        !team_start(&crew->team, crew->n_workers - 1, "moetier-read", &crew->workers[1], sizeof *crew->workers, failure))
         return false;
-    pthread_barrier_init(&crew->start, NULL, n_workers);
-    pthread_barrier_init(&crew->finish, NULL, n_workers);
-    pthread_barrier_init(&crew->spine_done, NULL, n_workers);
-    if (!start_threads(crew, failure))
-        return false;
+    pthread_barrier_init(&crew->spine_done, NULL, crew->n_workers);
+    team_begin(&crew->team, touch);
     touch(&crew->workers[0]);
-    if (n_workers > 1)
-        pthread_barrier_wait(&crew->finish);
+    team_finish(&crew->team);
     return true;
 }
 
@@ -238,6 +209,19 @@ void crew_turn(struct crew *crew, bool last)
     }
 }
 
+void tally_add(struct tally *sum, const struct tally *part)
+{
+    sum->bytes += part->bytes;
+    sum->accesses += part->accesses;
+    sum->hit_bytes += part->hit_bytes;
+    sum->hit_accesses += part->hit_accesses;
+    sum->stamps += part->stamps;
+    sum->held_bytes += part->held_bytes;
+    sum->held_accesses += part->held_accesses;
+    sum->spine_bytes += part->spine_bytes;
+    sum->compute_seconds += part->compute_seconds;
+}
+
 struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit)
 {
     struct tally sum = {0};
@@ -245,24 +229,13 @@ struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit)
     crew->limit = limit;
     if (crew->background)
         background_begin(crew->background, first, limit);
-    if (crew->n_workers > 1)
-        pthread_barrier_wait(&crew->start);
+    team_begin(&crew->team, work);
     work(&crew->workers[0]);
-    if (crew->n_workers > 1)
-        pthread_barrier_wait(&crew->finish);
+    team_finish(&crew->team);
     if (crew->background)
         background_finish(crew->background);
-    for (uint32_t id = 0; id < crew->n_workers; id++) {
-        const struct tally *tally = &crew->workers[id].tally;
-        sum.bytes += tally->bytes;
-        sum.accesses += tally->accesses;
-        sum.hit_bytes += tally->hit_bytes;
-        sum.hit_accesses += tally->hit_accesses;
-        sum.stamps += tally->stamps;
-        sum.held_bytes += tally->held_bytes;
-        sum.held_accesses += tally->held_accesses;
-        sum.spine_bytes += tally->spine_bytes;
-    }
+    for (uint32_t id = 0; id < crew->n_workers; id++)
+        tally_add(&sum, &crew->workers[id].tally);
     return sum;
 }
 
@@ -276,11 +249,7 @@ const struct failure *crew_failure(const struct crew *crew)
 
 void crew_end(struct crew *crew)
 {
-    crew->quit = true;
-    if (crew->n_threads > 0)
-        pthread_barrier_wait(&crew->start);
-    for (uint32_t id = 1; id <= crew->n_threads; id++)
-        pthread_join(crew->workers[id].thread, NULL);
+    team_end(&crew->team);
     for (uint32_t id = 0; id < crew->n_workers; id++)
         for (int i = 0; i < 2; i++)
             reader_close(&crew->workers[id].readers[i]);

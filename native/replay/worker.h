@@ -18,6 +18,7 @@
 #include "replay/prefetch.h"
 #include "replay/residency.h"
 #include "replay/spine.h"
+#include "replay/threads.h"
 
 struct tally {
     uint64_t bytes;
@@ -36,7 +37,6 @@ struct crew;
 struct worker {
     _Alignas(128) struct crew *crew; // workers share no cache line
     uint32_t id;
-    pthread_t thread;
     struct reader *reader;    // of the current pass
     struct reader readers[2]; // of the last pass, and of those before it where they read in another way
     uint64_t first_destination;
@@ -59,14 +59,10 @@ struct crew {
     const struct spine *spine; // NULL without
     enum stamps stamps;
     enum probe hits; // PROBE_NONE while hits are not counted
-    bool quit;
-    bool abandoned; // some threads could not be started: those that run still use the crew
     atomic_int failed; // the first worker that failed, or -1
     uint32_t n_workers;
-    uint32_t n_threads; // started beyond the main thread
     struct worker *workers;
-    pthread_barrier_t start;
-    pthread_barrier_t finish;
+    struct team team; // all but the first worker
     pthread_barrier_t spine_done; // the accesses begin when the whole spine is copied
 };
 
@@ -77,6 +73,8 @@ bool crew_start(struct crew *crew, const struct options *options, const struct p
 
 // From now on reads as the last pass does, or as those before it do. Between two runs.
 void crew_turn(struct crew *crew, bool last);
+
+void tally_add(struct tally *sum, const struct tally *part);
 
 // Runs the accesses [first, limit) on all workers and returns what was delivered.
 struct tally crew_run(struct crew *crew, uint64_t first, uint64_t limit);

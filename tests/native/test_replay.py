@@ -371,6 +371,26 @@ def test_few_descriptors_are_enough_for_many_files(replay: Replay, make_pool: Ma
     assert outcome.named("pass")[1]["accesses"] == 64
 
 
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("read", ("--threads", "600")),
+        ("behind", ("--mode", "mmap_background", "--background-threads", "600")),
+        ("compute", ("--compute-seconds", "0.01", "--compute-threads", "600")),
+    ],
+)
+def test_threads_that_cannot_all_be_started_are_an_error_not_a_hang(
+    replay: Replay, make_pool: MakePool, name: str, options: tuple[str, ...], *, sanitized: bool
+) -> None:
+    if sanitized:
+        pytest.skip("the sanitizers' memory is not the product's")
+    room = ("prlimit", f"--as={400 * 2**20}")  # for some hundred stacks of 1 MiB
+    outcome = replay(make_pool(), *options, "--destinations", "600", prefix=room)
+    assert outcome.exit == 1
+    assert f"the moetier-{name} thread cannot be started" in outcome.only("error", code="threads")["message"]
+    assert outcome.events[-1] == {"event": "end", "partial": True, "exit": 1}
+
+
 def test_a_pool_with_more_files_than_mappings_is_unsupported(replay: Replay, make_pool: MakePool) -> None:
     most = int(Path("/proc/sys/vm/max_map_count").read_text())
     if most > 2_000_000:
