@@ -7,9 +7,7 @@
 #include <string.h>
 
 #include "common/memory.h"
-#include "replay/destinations.h"
-#include "replay/modes.h"
-#include "replay/stamps.h"
+#include "replay/reader.h"
 #include "replay/stop.h"
 
 enum { LINE_BYTES = 64, OPEN_FILES = 16 };
@@ -58,26 +56,26 @@ struct filling {
     enum stamps stamps;
 };
 
-// What a buffered read left in the page cache would be hits that nobody pays for.
-static bool drop_file(struct reader *reader, uint32_t file, struct failure *failure)
+// What buffered reads left in the page cache would be hits that nobody pays for.
+static bool drop_files(struct reader *reader, const struct plan_expert *expert, struct failure *failure)
 {
-    int fd = fds_get(&reader->fds, file, failure);
-    if (fd >= 0)
+    const struct plan_extent *extent = &reader->pool->plan->extents[expert->first_extent];
+    for (uint32_t i = 0; i < expert->n_extents; i++, extent++) {
+        int fd = fds_get(&reader->fds, extent->file, failure);
+        if (fd < 0)
+            return false;
         posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
-    return fd >= 0;
+    }
+    return true;
 }
 
 static bool read_expert(struct filling *filling, const struct plan_expert *expert, char *to, struct failure *failure)
 {
-    const struct plan_extent *extent = &filling->arena->plan->extents[expert->first_extent];
-    for (uint32_t i = 0; i < expert->n_extents; i++, extent++) {
-        const char *data = deliver(&filling->reader, extent, filling->window.memory, failure);
-        if (!data || (filling->reader.mode != MODE_DIRECT && !drop_file(&filling->reader, extent->file, failure)))
-            return false;
-        memcpy(to, data, extent->length);
-        to += extent->length;
-    }
-    return true;
+    struct reader *reader = &filling->reader;
+    if (!reader_deliver(reader, expert, STAMPS_NONE, filling->window.memory, NULL, failure))
+        return false;
+    gather_expert(filling->arena->plan, expert, reader->mode, filling->window.memory, to);
+    return reader->mode == MODE_DIRECT || drop_files(reader, expert, failure);
 }
 
 static bool reopen(struct filling *filling, enum mode mode, const struct pool *pool, struct failure *failure)
@@ -116,7 +114,7 @@ bool arena_fill(struct arena *arena, const uint32_t *table, const struct pool *p
         *read_bytes += arena->plan->experts[table[i]].bytes;
     }
     region_unmap(&filling.window);
-    fds_close(&filling.reader.fds);
+    reader_close(&filling.reader);
     return good;
 }
 

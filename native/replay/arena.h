@@ -6,10 +6,10 @@
 #include <stdint.h>
 
 #include "common/failure.h"
-#include "replay/options.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
 #include "replay/region.h"
+#include "replay/stamps.h"
 
 struct arena {
     struct region region;

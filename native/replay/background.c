@@ -44,6 +44,12 @@ static void read_ahead(void *argument)
     }
 }
 
+static void touch(void *argument)
+{
+    const struct ahead *ahead = argument;
+    region_touch(&ahead->reader.scratch);
+}
+
 static bool prepare(struct background *background, const struct options *options, const struct pool *pool,
                     uint32_t open_files, struct failure *failure)
 {
@@ -59,7 +65,8 @@ static bool prepare(struct background *background, const struct options *options
         background->n = id + 1;
         ahead->background = background;
         ahead->id = (int)id;
-        if (!reader_open(&ahead->reader, MODE_MMAP_PREAD, 0, pool, NULL, open_files, failure))
+        if (!reader_open(&ahead->reader, MODE_PAGE_CACHE, 0, pool, NULL, open_files, failure) ||
+            !reader_map_scratch(&ahead->reader, failure))
             return false;
     }
     return true;
@@ -68,9 +75,12 @@ static bool prepare(struct background *background, const struct options *options
 bool background_start(struct background *background, const struct options *options, const struct pool *pool,
                       uint32_t open_files, struct failure *failure)
 {
-    return prepare(background, options, pool, open_files, failure) &&
-           team_start(&background->team, background->n, "moetier-behind", background->threads, sizeof *background->threads,
-                      failure);
+    if (!prepare(background, options, pool, open_files, failure) ||
+        !team_start(&background->team, background->n, "moetier-behind", background->threads, sizeof *background->threads, failure))
+        return false;
+    team_begin(&background->team, touch);
+    team_finish(&background->team);
+    return true;
 }
 
 void background_begin(struct background *background, uint64_t first, uint64_t limit)

@@ -9,10 +9,10 @@
 #include <stdint.h>
 
 #include "common/failure.h"
-#include "replay/modes.h"
 #include "replay/options.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
+#include "replay/reader.h"
 #include "replay/threads.h"
 
 struct ahead; // one thread

@@ -7,26 +7,20 @@
 #include <stdint.h>
 
 #include "common/failure.h"
-#include "replay/modes.h"
-#include "replay/plan.h"
+#include "replay/region.h"
 
 struct destinations {
-    char *memory;
+    struct region region;
     uint64_t stride; // bytes of each, a multiple of the page
     uint64_t count;
-    char *base; // the mapping that they lie in
-    uint64_t mapped;
 };
-
-// What the largest expert takes in a destination: a multiple of the page.
-uint64_t largest_expert(const struct plan *plan, enum mode mode);
 
 // `count` of them, of `stride` bytes each.
 bool destinations_map(struct destinations *destinations, uint64_t stride, uint64_t count, struct failure *failure);
 
 static inline char *destination(const struct destinations *destinations, uint64_t index)
 {
-    return destinations->memory + index * destinations->stride;
+    return destinations->region.memory + index * destinations->stride;
 }
 
 // Writes to every page of the buffers [first, first + count): faults must not fall into a measured pass.

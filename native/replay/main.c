@@ -191,7 +191,7 @@ static bool turn(struct replay *replay, bool last, enum mode mode, struct failur
     crew_turn(&replay->crew, last);
     replay->crew.own = mode_owns(mode) ? &replay->own : NULL;
     replay->crew.background = mode == MODE_MMAP_BACKGROUND ? &replay->background : NULL;
-    return maps_advise(&replay->maps, mode == MODE_MMAP_RANDOM, failure);
+    return maps_turn(&replay->maps, mode_maps(mode), mode == MODE_MMAP_RANDOM, failure);
 }
 
 static bool run_passes(struct replay *replay, struct failure *failure)

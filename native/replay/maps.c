@@ -30,14 +30,11 @@ static bool map_file(struct maps *maps, const struct pool *pool, uint32_t file, 
     int fd = pool_open(pool, file, writes ? O_RDWR : O_RDONLY, failure);
     if (fd < 0)
         return false;
-    struct stat status;
-    char path[PATH_MAX];
-    plan_file_path(pool->plan, file, path);
+    struct stat status = {0};
     if (fstat(fd, &status) != 0 || (uint64_t)status.st_size < size) {
         close(fd);
-        failure_path(failure, path);
-        return failure_set(failure, EXIT_FAILED, "short_read", "%.800s has %jd bytes, expected %" PRIu64, path,
-                           (intmax_t)status.st_size, size);
+        return failure_set(failure, EXIT_FAILED, "short_read", "%.800s has %jd bytes, expected %" PRIu64,
+                           plan_name_file(pool->plan, file, failure), (intmax_t)status.st_size, size);
     }
     int protection = writes ? PROT_READ | PROT_WRITE : PROT_READ;
     // Without NORESERVE the kernel would refuse copies of a file larger than memory before one is made.
@@ -45,11 +42,9 @@ static bool map_file(struct maps *maps, const struct pool *pool, uint32_t file, 
     void *base = size ? mmap(NULL, size, protection, sharing, fd, 0) : NULL;
     int error = errno;
     close(fd);
-    if (base == MAP_FAILED) {
-        failure_path(failure, path);
-        return failure_set(failure, EXIT_FAILED, "mmap", "%.800s cannot be mapped (%" PRIu64 " bytes): %s", path, size,
-                           strerror(error));
-    }
+    if (base == MAP_FAILED)
+        return failure_set(failure, EXIT_FAILED, "mmap", "%.800s cannot be mapped (%" PRIu64 " bytes): %s",
+                           plan_name_file(pool->plan, file, failure), size, strerror(error));
     maps->base[file] = base;
     return true;
 }
@@ -62,27 +57,37 @@ bool maps_open(struct maps *maps, const struct pool *pool, enum access access, s
     *maps = (struct maps){.plan = pool->plan, .access = access, .base = calloc(n_files, sizeof *maps->base)};
     if (!maps->base)
         return failure_set(failure, EXIT_FAILED, "memory", "no memory for the table of %" PRIu64 " mappings", n_files);
+    for (int i = 0; i < MAP_TURNS; i++)
+        pthread_mutex_init(&maps->turns[i], NULL);
     for (uint32_t file = 0; file < n_files; file++)
         if (!map_file(maps, pool, file, failure))
             return false;
     return true;
 }
 
-bool maps_advise(struct maps *maps, bool random, struct failure *failure)
+static bool advise(const struct maps *maps, int advice, const char *name, struct failure *failure)
 {
-    if (!maps->base || maps->random == random)
-        return true;
     for (uint32_t file = 0; file < maps->plan->header.n_files; file++) {
-        if (!maps->base[file] ||
-            madvise(maps->base[file], maps->plan->files[file].size_bytes, random ? MADV_RANDOM : MADV_NORMAL) == 0)
+        if (!maps->base[file] || madvise(maps->base[file], maps->plan->files[file].size_bytes, advice) == 0)
             continue;
         int error = errno;
-        char path[PATH_MAX];
-        plan_file_path(maps->plan, file, path);
-        failure_path(failure, path);
-        return failure_set(failure, EXIT_FAILED, "advice", "%.800s: madvise(%s) fails: %s", path,
-                           random ? "MADV_RANDOM" : "MADV_NORMAL", strerror(error));
+        return failure_set(failure, EXIT_FAILED, "advice", "%.800s: madvise(%s) fails: %s",
+                           plan_name_file(maps->plan, file, failure), name, strerror(error));
     }
+    return true;
+}
+
+bool maps_turn(struct maps *maps, bool copy, bool random, struct failure *failure)
+{
+    if (!maps->base)
+        return true;
+    // A page that stays mapped is neither dropped when asked for nor reclaimed like those that are not.
+    if (maps->copied && !copy && !advise(maps, MADV_DONTNEED, "MADV_DONTNEED", failure))
+        return false;
+    if (maps->random != random &&
+        !advise(maps, random ? MADV_RANDOM : MADV_NORMAL, random ? "MADV_RANDOM" : "MADV_NORMAL", failure))
+        return false;
+    maps->copied = copy;
     maps->random = random;
     return true;
 }

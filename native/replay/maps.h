@@ -3,6 +3,7 @@
 #ifndef MOETIER_MAPS_H
 #define MOETIER_MAPS_H
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #include "replay/pool.h"
@@ -13,17 +14,26 @@ enum access {
     ACCESS_WRITE_SHARED,
 };
 
+enum { MAP_TURNS = 64 };
+
 struct maps {
     const struct plan *plan;
     enum access access;
+    bool copied; // from, in the passes before
     bool random; // MADV_RANDOM is given
     char **base; // per file of the plan; NULL for an empty file
+    pthread_mutex_t turns[MAP_TURNS]; // to write into an extent, by its number
 };
 
 bool maps_open(struct maps *maps, const struct pool *pool, enum access access, struct failure *failure);
 
-// Gives MADV_RANDOM on every mapping, or takes it back.
-bool maps_advise(struct maps *maps, bool random, struct failure *failure);
+// Before the passes of another mode: whether they copy from the mappings, and whether they have MADV_RANDOM on them.
+bool maps_turn(struct maps *maps, bool copy, bool random, struct failure *failure);
+
+static inline char *mapped_extent(const struct maps *maps, const struct plan_extent *extent)
+{
+    return maps->base[extent->file] + extent->offset;
+}
 
 void maps_close(struct maps *maps);
 

@@ -1,27 +1,70 @@
-// How an extent's bytes come into memory: one copy per access in every mode.
+// The ways of reading: where the bytes of a hit come from.
 #ifndef MOETIER_MODES_H
 #define MOETIER_MODES_H
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "replay/fds.h"
-#include "replay/maps.h"
-#include "replay/options.h"
+#include "common/failure.h"
 #include "replay/plan.h"
+#include "replay/pool.h"
 
-// One thread's way to the pool.
-struct reader {
-    enum mode mode;
-    const struct pool *pool;
-    const struct maps *maps; // read-only ones, or those to write into in the modes that write; NULL in the others
-    struct fds fds;
-    uint64_t chunk; // most bytes of one pread
-    char *scratch;  // mode mmap_pread: as large as the largest extent
+// In the order of mode_names.
+enum mode {
+    MODE_PAGE_CACHE,
+    MODE_FADV_RANDOM,
+    MODE_MMAP,
+    MODE_MMAP_RANDOM,
+    MODE_MMAP_WILLNEED,
+    MODE_MMAP_POPULATE,
+    MODE_MMAP_PREAD,
+    MODE_MMAP_BACKGROUND,
+    MODE_DIRECT,
+    MODE_DROP,
+    MODE_PINNED,
+    MODE_USER_LRU,
+    MODE_USER_LFU,
+    MODE_WRITE_PRIVATE,
+    MODE_WRITE_SHARED,
 };
 
-// What the start event says about the copy.
-const char *copy_name(enum mode mode);
+extern const char *const mode_names[];
+
+// Copies from mappings that cannot be written.
+static inline bool mode_maps(enum mode mode)
+{
+    return mode >= MODE_MMAP && mode <= MODE_MMAP_BACKGROUND;
+}
+
+// Keeps experts in memory of its own, beside the page cache.
+static inline bool mode_owns(enum mode mode)
+{
+    return mode >= MODE_PINNED && mode <= MODE_USER_LFU;
+}
+
+// Writes into mappings of the pool.
+static inline bool mode_writes(enum mode mode)
+{
+    return mode == MODE_WRITE_PRIVATE || mode == MODE_WRITE_SHARED;
+}
+
+// How a mode reads what its own memory does not hold.
+static inline enum mode reading_mode(enum mode mode)
+{
+    return mode == MODE_PINNED ? MODE_PAGE_CACHE : mode_owns(mode) ? MODE_DIRECT : mode;
+}
+
+// Whether what the page cache holds is of use to the mode.
+static inline bool mode_uses_page_cache(enum mode mode)
+{
+    return reading_mode(mode) != MODE_DIRECT && !mode_writes(mode);
+}
+
+// Whether its reads may be cut into chunks.
+static inline bool mode_reads_in_chunks(enum mode mode)
+{
+    return mode == MODE_PINNED || !(mode_maps(mode) || mode_owns(mode) || mode_writes(mode));
+}
 
 // The bytes of a destination that an extent takes. O_DIRECT reads whole pages, so there it is the extent's pages; what is read
 // into a mapping needs no destination.
@@ -36,25 +79,14 @@ static inline uint64_t window_bytes(enum mode mode, const struct plan_extent *ex
     return (last - first + 1) * PAGE_BYTES;
 }
 
+// What the largest expert takes in a destination: a multiple of the page.
+uint64_t largest_expert(const struct plan *plan, enum mode mode);
+
+// What the start event says about the copy.
+const char *copy_name(enum mode mode);
+
 // Whether the mode works on the pool's filesystem and with this kernel, and whether the pool may be written where the mode does
 // that: before anything is measured.
 bool mode_check(enum mode mode, const struct pool *pool, struct failure *failure);
-
-// `chunk_bytes`: the most of one pread, where the mode reads by pread alone; 0 for a whole extent.
-bool reader_open(struct reader *reader, enum mode mode, uint64_t chunk_bytes, const struct pool *pool, const struct maps *maps,
-                 uint32_t open_files, struct failure *failure);
-
-// Brings the extent's bytes to memory, to `window` (page-aligned in mode direct) in the modes that need one, and returns the
-// first of them, or NULL with the failure filled.
-char *deliver(struct reader *reader, const struct plan_extent *extent, char *window, struct failure *failure);
-
-// Compares the stamps of an extent that was delivered (see stamps_check).
-bool delivered_check(const struct reader *reader, const struct plan_expert *expert, const struct plan_extent *extent,
-                     enum stamps stamps, const char *data, uint64_t position, uint64_t *checked, struct failure *failure);
-
-// Preads the extent to the reader's scratch memory: the page cache holds it afterwards.
-bool reader_warm(struct reader *reader, const struct plan_extent *extent, struct failure *failure);
-
-void reader_close(struct reader *reader);
 
 #endif

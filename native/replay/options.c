@@ -9,10 +9,6 @@
 #include "common/number.h"
 #include "replay/plan.h"
 
-const char *const mode_names[] = {
-    "page_cache", "fadv_random", "mmap", "mmap_random", "mmap_willneed", "mmap_populate", "mmap_pread", "mmap_background",
-    "direct", "drop", "pinned", "user_lru", "user_lfu", "write_private", "write_shared", NULL,
-};
 const char *const prefetch_names[] = {"none", "fadvise", "blocking", NULL};
 static const char *const stamps_names[] = {"full", "ends", "none", NULL};
 static const char *const hits_names[] = {"none", "cachestat", "mincore", "auto", NULL};
@@ -255,17 +251,12 @@ static bool apply(struct options *options, int key, char *text, struct failure *
     return good;
 }
 
-static bool preads_in_chunks(enum mode mode)
-{
-    return mode == MODE_PAGE_CACHE || mode == MODE_FADV_RANDOM || mode == MODE_DIRECT || mode == MODE_DROP || mode == MODE_PINNED;
-}
-
 // `other` is the mode of the other passes, which the same size may be meant for.
 static bool check_chunk(const char *option, uint64_t bytes, enum mode mode, enum mode other, struct failure *failure)
 {
     char number[24];
     snprintf(number, sizeof number, "%" PRIu64, bytes);
-    if (bytes && !preads_in_chunks(mode) && !preads_in_chunks(other))
+    if (bytes && !mode_reads_in_chunks(mode) && !mode_reads_in_chunks(other))
         return usage(failure, option, number, "a mode that reads by pread alone: page_cache, fadv_random, drop or direct");
     if (bytes % PAGE_BYTES != 0 && (mode == MODE_DIRECT || other == MODE_DIRECT))
         return usage(failure, option, number, "a multiple of 4096 in mode direct");
@@ -293,12 +284,6 @@ static bool complete_modes(struct options *options, struct failure *failure)
     if (background && options->background_threads == 0)
         options->background_threads = 1;
     return true;
-}
-
-// Whether what the page cache holds is of use to the mode.
-static bool mode_uses_page_cache(enum mode mode)
-{
-    return mode != MODE_DIRECT && mode != MODE_USER_LRU && mode != MODE_USER_LFU && !mode_writes(mode);
 }
 
 static bool complete_prefetch(struct options *options, struct failure *failure)

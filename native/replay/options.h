@@ -7,26 +7,9 @@
 #include <stdint.h>
 
 #include "common/failure.h"
+#include "replay/modes.h"
+#include "replay/stamps.h"
 
-// Where the bytes of a hit come from; in the order of mode_names.
-enum mode {
-    MODE_PAGE_CACHE,
-    MODE_FADV_RANDOM,
-    MODE_MMAP,
-    MODE_MMAP_RANDOM,
-    MODE_MMAP_WILLNEED,
-    MODE_MMAP_POPULATE,
-    MODE_MMAP_PREAD,
-    MODE_MMAP_BACKGROUND,
-    MODE_DIRECT,
-    MODE_DROP,
-    MODE_PINNED,
-    MODE_USER_LRU,
-    MODE_USER_LFU,
-    MODE_WRITE_PRIVATE,
-    MODE_WRITE_SHARED,
-};
-enum stamps { STAMPS_FULL, STAMPS_ENDS, STAMPS_NONE };
 enum hits { HITS_NONE, HITS_CACHESTAT, HITS_MINCORE, HITS_AUTO };
 enum prefetch_kind { PREFETCH_NONE, PREFETCH_FADVISE, PREFETCH_BLOCKING };
 
@@ -71,26 +54,7 @@ struct options {
     bool version;
 };
 
-extern const char *const mode_names[];
 extern const char *const prefetch_names[];
-
-// Copies from mappings that cannot be written.
-static inline bool mode_maps(enum mode mode)
-{
-    return mode >= MODE_MMAP && mode <= MODE_MMAP_BACKGROUND;
-}
-
-// Keeps experts in memory of its own, beside the page cache.
-static inline bool mode_owns(enum mode mode)
-{
-    return mode >= MODE_PINNED && mode <= MODE_USER_LFU;
-}
-
-// Writes into mappings of the pool.
-static inline bool mode_writes(enum mode mode)
-{
-    return mode == MODE_WRITE_PRIVATE || mode == MODE_WRITE_SHARED;
-}
 
 // Whether the passes before the last read in another way.
 static inline bool options_turn(const struct options *options)

@@ -3,17 +3,10 @@
 #include <string.h>
 
 #include "common/clock.h"
-#include "replay/destinations.h"
 
-enum own_kind own_kind(enum mode mode)
+static enum own_kind own_kind(enum mode mode)
 {
-    return mode == MODE_PINNED ? OWN_ARENA : mode == MODE_USER_LRU || mode == MODE_USER_LFU ? OWN_CACHE : OWN_NONE;
-}
-
-enum mode reading_mode(enum mode mode)
-{
-    enum own_kind kind = own_kind(mode);
-    return kind == OWN_ARENA ? MODE_PAGE_CACHE : kind == OWN_CACHE ? MODE_DIRECT : mode;
+    return mode == MODE_PINNED ? OWN_ARENA : mode_owns(mode) ? OWN_CACHE : OWN_NONE;
 }
 
 static bool open_arena(struct own *own, const struct lists *table, uint64_t bytes, const struct pool *pool, enum stamps stamps,
@@ -59,33 +52,17 @@ struct place own_take(struct own *own, uint32_t expert)
     return (struct place){load ? PLACE_TO_LOAD : PLACE_HELD, cache_slab(&own->cache, slab), slab};
 }
 
-// A slab holds the pages of each extent, one after the other, as O_DIRECT reads them.
-bool own_load(const struct own *own, struct place place, const struct plan_expert *expert, struct reader *reader,
-              struct failure *failure)
+bool own_load(struct place place, const struct plan_expert *expert, struct reader *reader, struct failure *failure)
 {
-    const struct plan_extent *extent = &own->plan->extents[expert->first_extent];
-    char *window = place.memory;
-    for (uint32_t i = 0; i < expert->n_extents; i++, extent++) {
-        if (!deliver(reader, extent, window, failure))
-            return false;
-        window += window_bytes(MODE_DIRECT, extent);
-    }
-    return true;
+    return reader_deliver(reader, expert, STAMPS_NONE, place.memory, NULL, failure);
 }
 
 void own_copy(const struct own *own, struct place place, const struct plan_expert *expert, char *to)
 {
-    if (own->kind == OWN_ARENA) {
+    if (own->kind == OWN_ARENA)
         memcpy(to, place.memory, expert->bytes);
-        return;
-    }
-    const struct plan_extent *extent = &own->plan->extents[expert->first_extent];
-    const char *window = place.memory;
-    for (uint32_t i = 0; i < expert->n_extents; i++, extent++) {
-        memcpy(to, window + extent->offset % PAGE_BYTES, extent->length);
-        window += window_bytes(MODE_DIRECT, extent);
-        to += extent->length;
-    }
+    else // a slab holds the windows of O_DIRECT reads
+        gather_expert(own->plan, expert, MODE_DIRECT, place.memory, to);
 }
 
 void own_give_back(struct own *own, struct place place, bool good)

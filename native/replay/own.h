@@ -10,10 +10,10 @@
 #include "replay/arena.h"
 #include "replay/cache.h"
 #include "replay/lists.h"
-#include "replay/modes.h"
 #include "replay/options.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
+#include "replay/reader.h"
 
 enum own_kind { OWN_NONE, OWN_ARENA, OWN_CACHE };
 
@@ -25,10 +25,6 @@ struct own {
     uint64_t preload_bytes;
     double preload_seconds;
 };
-
-// Which kind a mode has, and how it reads what that does not hold.
-enum own_kind own_kind(enum mode mode);
-enum mode reading_mode(enum mode mode);
 
 // Sets it up as the options say (`table`: of the experts to pin), locked, touched and preloaded. A mode without any leaves it OWN_NONE.
 bool own_open(struct own *own, const struct options *options, const struct lists *table, const struct pool *pool,
@@ -50,8 +46,7 @@ struct place {
 struct place own_take(struct own *own, uint32_t expert);
 
 // Reads an expert into its place.
-bool own_load(const struct own *own, struct place place, const struct plan_expert *expert, struct reader *reader,
-              struct failure *failure);
+bool own_load(struct place place, const struct plan_expert *expert, struct reader *reader, struct failure *failure);
 
 // Copies the expert from its place to a destination.
 void own_copy(const struct own *own, struct place place, const struct plan_expert *expert, char *to);

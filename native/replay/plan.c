@@ -79,6 +79,12 @@ void plan_file_path(const struct plan *plan, uint32_t file, char path[PATH_MAX])
     path[entry->string_bytes] = '\0';
 }
 
+const char *plan_name_file(const struct plan *plan, uint32_t file, struct failure *failure)
+{
+    plan_file_path(plan, file, failure->path);
+    return failure->path;
+}
+
 uint64_t plan_pool_bytes(const struct plan *plan)
 {
     uint64_t bytes = 0;

@@ -97,6 +97,9 @@ void plan_free(struct plan *plan);
 // Copies the file's path, NUL-terminated.
 void plan_file_path(const struct plan *plan, uint32_t file, char path[PATH_MAX]);
 
+// Names the file in the failure, and returns its name there.
+const char *plan_name_file(const struct plan *plan, uint32_t file, struct failure *failure);
+
 // The sum of the sizes of all files.
 uint64_t plan_pool_bytes(const struct plan *plan);
 

@@ -9,7 +9,6 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "replay/stamps.h"
 #include "replay/stop.h"
 #include "replay/threads.h"
 
@@ -84,13 +83,10 @@ static bool advise(struct prefetch *prefetch, const struct plan_extent *extent, 
         uint64_t left = extent->length - done;
         uint64_t length = left < prefetch->chunk ? left : prefetch->chunk;
         int error = posix_fadvise(fd, (off_t)(extent->offset + done), (off_t)length, POSIX_FADV_WILLNEED);
-        if (error) {
-            char path[PATH_MAX];
-            plan_file_path(prefetch->plan, extent->file, path);
-            failure_path(failure, path);
+        if (error)
             return failure_set(failure, EXIT_FAILED, "fadvise", "%.800s: POSIX_FADV_WILLNEED of %" PRIu64
-                               " bytes at offset %" PRIu64 " refused: %s", path, length, extent->offset + done, strerror(error));
-        }
+                               " bytes at offset %" PRIu64 " refused: %s", plan_name_file(prefetch->plan, extent->file, failure),
+                               length, extent->offset + done, strerror(error));
         done += length;
     }
     return true;
@@ -101,17 +97,12 @@ static bool read_ahead(struct prefetch *prefetch, const struct plan_expert *expe
                        uint64_t position, struct failure *failure)
 {
     uint64_t checked = 0;
-    const char *data = deliver(&prefetch->reader, extent, prefetch->scratch.memory, failure);
-    if (!data)
+    if (!reader_warm(&prefetch->reader, extent, failure))
         return false;
     prefetch->counts.read_bytes += extent->length;
-    if (prefetch->stamps == STAMPS_NONE || stamps_check(prefetch->plan, expert, prefetch->stamps, data, position, extent->length,
-                                                        &checked, failure))
-        return true;
-    char path[PATH_MAX];
-    plan_file_path(prefetch->plan, extent->file, path);
-    failure_path(failure, path);
-    return false;
+    return prefetch->stamps == STAMPS_NONE ||
+           stamps_check(prefetch->plan, expert, extent, prefetch->stamps, prefetch->reader.scratch.memory, position, &checked,
+                        failure);
 }
 
 static bool prefetch_expert(struct prefetch *prefetch, const struct plan_expert *expert, struct failure *failure)
@@ -162,8 +153,7 @@ static bool process(struct prefetch *prefetch, uint64_t list)
 static void *thread_main(void *argument)
 {
     struct prefetch *prefetch = argument;
-    if (prefetch->kind == PREFETCH_BLOCKING)
-        destinations_touch(&prefetch->scratch, 0, 1); // by its own thread, so that the memory is near it
+    region_touch(&prefetch->reader.scratch);
     sem_post(&prefetch->halted);
     for (;;) {
         unsigned value = take(prefetch);
@@ -210,7 +200,7 @@ bool prefetch_start(struct prefetch *prefetch, const struct prefetch_order *orde
     enum mode mode = options->mode == MODE_FADV_RANDOM ? MODE_FADV_RANDOM : MODE_PAGE_CACHE;
     if (!mark_triggers(prefetch, failure) || !reader_open(&prefetch->reader, mode, 0, order->pool, NULL, order->open_files, failure))
         return false;
-    if (prefetch->kind == PREFETCH_BLOCKING && !destinations_map(&prefetch->scratch, largest_expert(order->plan, mode), 1, failure))
+    if (prefetch->kind == PREFETCH_BLOCKING && !reader_map_scratch(&prefetch->reader, failure))
         return false;
     sem_init(&prefetch->halted, 0, 0);
     if (!thread_start(&prefetch->thread, "moetier-ahead", thread_main, prefetch, failure))
@@ -246,7 +236,6 @@ void prefetch_end(struct prefetch *prefetch)
         pthread_join(prefetch->thread, NULL);
     }
     reader_close(&prefetch->reader);
-    destinations_unmap(&prefetch->scratch);
     free(prefetch->triggers);
     prefetch->triggers = NULL;
 }

@@ -10,10 +10,9 @@
 #include <stdint.h>
 
 #include "common/failure.h"
-#include "replay/destinations.h"
 #include "replay/lists.h"
-#include "replay/modes.h"
 #include "replay/options.h"
+#include "replay/reader.h"
 #include "replay/residency.h"
 
 // Of the current pass. submitted = completed + overwritten + pending once the worker has halted.
@@ -40,8 +39,7 @@ struct prefetch {
     uint64_t chunk;
     enum stamps stamps;
     enum probe probe; // PROBE_NONE: residency is not known
-    struct reader reader;
-    struct destinations scratch; // blocking alone
+    struct reader reader; // with a scratch for blocking alone
     pthread_t thread;
     bool running;
     sem_t halted;

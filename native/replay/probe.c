@@ -61,11 +61,8 @@ bool probe_choose(struct probe_choice *choice, enum hits hits, const struct pool
 
 static bool residency_failed(enum probe probe, const struct pool *pool, uint32_t file, int64_t error, struct failure *failure)
 {
-    char path[PATH_MAX];
-    plan_file_path(pool->plan, file, path);
-    failure_path(failure, path);
-    return failure_set(failure, EXIT_FAILED, "residency", "%s fails on %.800s: %s", probe_name(probe), path,
-                       strerror((int)-error));
+    return failure_set(failure, EXIT_FAILED, "residency", "%s fails on %.800s: %s", probe_name(probe),
+                       plan_name_file(pool->plan, file, failure), strerror((int)-error));
 }
 
 bool pool_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *bytes, struct failure *failure)

@@ -22,7 +22,7 @@ bool region_map(struct region *region, uint64_t bytes, const char *what, struct 
     uint64_t page = kernel_page_bytes();
     if (bytes > UINT64_MAX / 2 || bytes + HUGE_BYTES > mem_available_bytes())
         return refused(bytes, what, NULL, failure);
-    bytes = (bytes + page - 1) / page * page;
+    bytes = bytes > 0 ? (bytes + page - 1) / page * page : page;
     char *base = mmap(NULL, bytes + HUGE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (base == MAP_FAILED)
         return refused(bytes, what, strerror(errno), failure);

@@ -1,4 +1,5 @@
 // Anonymous memory of a known size, huge pages where they fit: what it takes of DRAM is what was asked, rounded to a page.
+// Scattered pages halve the rate of a device that copies page by page (a virtual disk does), by the luck of one run.
 #ifndef MOETIER_REGION_H
 #define MOETIER_REGION_H
 

@@ -41,21 +41,23 @@ static bool check_page(const struct stamp *expected, const char *data, uint64_t 
     return mismatch(expected, data, length, failure);
 }
 
-bool stamps_check(const struct plan *plan, const struct plan_expert *expert, enum stamps which, const char *data,
-                  uint64_t position, uint64_t length, uint64_t *checked, struct failure *failure)
+bool stamps_check(const struct plan *plan, const struct plan_expert *expert, const struct plan_extent *extent, enum stamps which,
+                  const char *data, uint64_t position, uint64_t *checked, struct failure *failure)
 {
     struct stamp expected = {.pool_id = plan->header.pool_id, .layer = expert->layer, .expert = expert->expert};
     memcpy(expected.magic, MAGIC, sizeof MAGIC);
     uint64_t last_page = (expert->bytes - 1) / PAGE_BYTES;
-    uint64_t end = position + length;
+    uint64_t end = position + extent->length;
     uint64_t page = (position + PAGE_BYTES - 1) / PAGE_BYTES;
     if (which == STAMPS_ENDS && page > 0) // a later extent of the expert
         page = last_page;
     while (page * PAGE_BYTES >= position && page * PAGE_BYTES < end) {
         expected.page = page;
         uint64_t at = page * PAGE_BYTES - position;
-        if (!check_page(&expected, data + at, length - at, failure))
+        if (!check_page(&expected, data + at, extent->length - at, failure)) {
+            plan_name_file(plan, extent->file, failure);
             return false;
+        }
         ++*checked;
         // Of "ends" the pages between first and last are passed over.
         page = which == STAMPS_ENDS && page < last_page ? last_page : page + 1;
@@ -68,14 +70,8 @@ bool stamps_check_expert(const struct plan *plan, const struct plan_expert *expe
 {
     const struct plan_extent *extent = &plan->extents[expert->first_extent];
     uint64_t position = 0;
-    for (uint32_t i = 0; i < expert->n_extents; i++, extent++) {
-        if (!stamps_check(plan, expert, which, data + position, position, extent->length, checked, failure)) {
-            char path[PATH_MAX];
-            plan_file_path(plan, extent->file, path);
-            failure_path(failure, path);
-            return false;
-        }
-        position += extent->length;
-    }
-    return true;
+    bool good = true;
+    for (uint32_t i = 0; good && i < expert->n_extents; position += extent->length, i++, extent++)
+        good = stamps_check(plan, expert, extent, which, data + position, position, checked, failure);
+    return good;
 }

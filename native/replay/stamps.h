@@ -6,15 +6,16 @@
 #include <stdint.h>
 
 #include "common/failure.h"
-#include "replay/options.h"
 #include "replay/plan.h"
 
-// Compares the stamps inside `data`, which holds the expert's bytes [position, position + length), and adds the number of
-// stamps compared to *checked.
-bool stamps_check(const struct plan *plan, const struct plan_expert *expert, enum stamps which, const char *data,
-                  uint64_t position, uint64_t length, uint64_t *checked, struct failure *failure);
+enum stamps { STAMPS_FULL, STAMPS_ENDS, STAMPS_NONE };
 
-// Compares those of the whole expert, which lies at `data`, extent by extent: a failure names the file.
+// Compares the stamps inside `data`, which holds the extent of the expert that starts at its byte `position`, and adds the number
+// of stamps compared to *checked. A failure names the file.
+bool stamps_check(const struct plan *plan, const struct plan_expert *expert, const struct plan_extent *extent, enum stamps which,
+                  const char *data, uint64_t position, uint64_t *checked, struct failure *failure);
+
+// Compares those of the whole expert, which lies at `data`.
 bool stamps_check_expert(const struct plan *plan, const struct plan_expert *expert, enum stamps which, const char *data,
                          uint64_t *checked, struct failure *failure);
 

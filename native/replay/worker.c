@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "replay/stamps.h"
 #include "replay/stop.h"
 
 static bool count_resident(struct worker *worker, const struct plan_extent *extent, uint64_t *bytes)
@@ -38,19 +37,8 @@ static bool count_hits(struct worker *worker, const struct plan_expert *expert)
 
 static bool read_expert(struct worker *worker, const struct plan_expert *expert, char *window)
 {
-    const struct crew *crew = worker->crew;
-    const struct plan_extent *extent = &crew->plan->extents[expert->first_extent];
-    uint64_t position = 0;
-    for (uint32_t i = 0; i < expert->n_extents; i++, extent++) {
-        const char *data = deliver(worker->reader, extent, window, &worker->failure);
-        if (!data)
-            return false;
-        if (crew->stamps != STAMPS_NONE && !delivered_check(worker->reader, expert, extent, crew->stamps, data, position,
-                                                            &worker->tally.stamps, &worker->failure))
-            return false;
-        window += window_bytes(worker->reader->mode, extent);
-        position += extent->length;
-    }
+    if (!reader_deliver(worker->reader, expert, worker->crew->stamps, window, &worker->tally.stamps, &worker->failure))
+        return false;
     worker->tally.bytes += expert->bytes;
     worker->tally.accesses++;
     return true;
@@ -66,7 +54,7 @@ static bool serve_expert(struct worker *worker, uint32_t index, char *to)
     bool good = held || crew->hits == PROBE_NONE || count_hits(worker, expert);
     if (place.state == PLACE_ABSENT)
         return good && read_expert(worker, expert, to);
-    if (good && (held || own_load(crew->own, place, expert, worker->reader, &worker->failure))) {
+    if (good && (held || own_load(place, expert, worker->reader, &worker->failure))) {
         own_copy(crew->own, place, expert, to);
         good = crew->stamps == STAMPS_NONE ||
                stamps_check_expert(crew->plan, expert, crew->stamps, to, &worker->tally.stamps, &worker->failure);
@@ -153,12 +141,14 @@ static void touch(void *argument)
 {
     const struct worker *worker = argument;
     destinations_touch(worker->crew->destinations, worker->first_destination, worker->n_destinations);
+    for (int i = 0; i < 2; i++)
+        region_touch(&worker->readers[i].scratch);
 }
 
 static bool open_reader(struct crew *crew, struct reader *reader, enum mode mode, uint64_t chunk_bytes, const struct pool *pool,
                         uint32_t open_files, struct failure *failure)
 {
-    const struct maps *maps = mode_writes(mode) ? crew->writable : mode_maps(mode) ? crew->maps : NULL;
+    struct maps *maps = mode_writes(mode) ? crew->writable : mode_maps(mode) ? crew->maps : NULL;
     return reader_open(reader, reading_mode(mode), chunk_bytes, pool, maps, open_files, failure);
 }
 

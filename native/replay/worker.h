@@ -11,11 +11,11 @@
 #include "common/failure.h"
 #include "replay/background.h"
 #include "replay/destinations.h"
-#include "replay/modes.h"
 #include "replay/own.h"
 #include "replay/plan.h"
 #include "replay/pool.h"
 #include "replay/prefetch.h"
+#include "replay/reader.h"
 #include "replay/residency.h"
 #include "replay/spine.h"
 #include "replay/threads.h"
@@ -51,8 +51,8 @@ struct crew {
     _Alignas(128) uint64_t limit;             // the end of the iteration
     const struct plan *plan;
     const struct destinations *destinations;
-    const struct maps *maps; // for the mapped modes, and for hits by mincore
-    const struct maps *writable; // for the modes that write
+    struct maps *maps; // for the mapped modes, and for hits by mincore
+    struct maps *writable; // for the modes that write
     struct background *background; // NULL in passes where nobody reads ahead
     struct own *own; // NULL in passes without memory of our own
     struct prefetch *prefetch; // NULL without

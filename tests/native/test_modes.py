@@ -147,6 +147,16 @@ def test_drop_leaves_nothing_and_reads_the_device_again(
     assert process_reads(outcome, "measured") == [4 * 64 * PAGE] * 2
 
 
+@pytest.mark.parametrize("warm", MAPPED)
+def test_drop_drops_what_an_earlier_pass_had_mapped(
+    replay: Replay, make_pool: MakePool, resident: Callable[[Path], int], warm: str
+) -> None:
+    pool = make_pool()
+    outcome = replay(pool, "--mode", "drop", "--warm-mode", warm)
+    assert outcome.exit == 0, outcome.stderr
+    assert [resident(pool.path(file)) for file in range(8)] == [0] * 8
+
+
 def test_page_cache_reads_the_device_once(replay: Replay, make_pool: MakePool) -> None:
     pool = make_pool(size=64 * PAGE)
     pool.drop()
