@@ -251,13 +251,14 @@ static bool apply(struct options *options, int key, char *text, struct failure *
     return good;
 }
 
-// `other` is the mode of the other passes, which the same size may be meant for.
+// Asked for in passes of one mode, or of two.
 static bool check_chunk(const char *option, uint64_t bytes, enum mode mode, enum mode other, struct failure *failure)
 {
     char number[24];
     snprintf(number, sizeof number, "%" PRIu64, bytes);
     if (bytes && !mode_reads_in_chunks(mode) && !mode_reads_in_chunks(other))
-        return usage(failure, option, number, "a mode that reads by pread alone: page_cache, fadv_random, drop or direct");
+        return usage(failure, option, number, "a mode that reads by pread alone: page_cache, fadv_random, drop, direct or "
+                     "pinned");
     if (bytes % PAGE_BYTES != 0 && (mode == MODE_DIRECT || other == MODE_DIRECT))
         return usage(failure, option, number, "a multiple of 4096 in mode direct");
     return true;
@@ -272,10 +273,15 @@ static bool complete_modes(struct options *options, struct failure *failure)
     else if (mode_owns(options->warm_mode) || mode_writes(options->warm_mode))
         return usage(failure, "warm-mode", mode_names[options->warm_mode],
                      "a mode that has no memory of its own and writes nothing");
+    if ((options->has_warm_mode || options->has_warm_chunk) && options->passes.count == 1)
+        return failure_set(failure, EXIT_USAGE, "usage", "--warm-%s is for every pass but the last: expected --passes with more "
+                           "than one name", options->has_warm_mode ? "mode" : "chunk-bytes");
     if (!options->has_warm_chunk)
         options->warm_chunk_bytes = options->chunk_bytes;
-    if (!check_chunk("chunk-bytes", options->chunk_bytes, options->mode, options->warm_mode, failure) ||
-        !check_chunk("warm-chunk-bytes", options->warm_chunk_bytes, options->warm_mode, options->mode, failure))
+    if (!check_chunk("chunk-bytes", options->chunk_bytes, options->mode,
+                     options->has_warm_chunk ? options->mode : options->warm_mode, failure) ||
+        !check_chunk("warm-chunk-bytes", options->warm_chunk_bytes, options->warm_mode,
+                     options->has_warm_chunk ? options->warm_mode : options->mode, failure))
         return false;
     bool background = options_use(options, MODE_MMAP_BACKGROUND);
     snprintf(number, sizeof number, "%" PRIu32, options->background_threads);
@@ -348,6 +354,9 @@ static bool complete(struct options *options, int argc, char **argv, struct fail
 {
     if (options->help || options->version || (options->self_test && optind == argc))
         return true;
+    if (options->self_test)
+        return failure_set(failure, EXIT_USAGE, "usage", "--self-test %.200s with a plan: expected one or the other",
+                           options->self_test);
     if (argc - optind != 1)
         return failure_set(failure, EXIT_USAGE, "usage", "%d plans given, expected one; see --help", argc - optind);
     options->plan = argv[optind];

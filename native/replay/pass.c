@@ -131,7 +131,7 @@ bool pass_run(struct pass *pass, struct pass_context *context, struct failure *f
     good = halt_prefetch(prefetch, failure, good);
     capture_take(context->capture, pass->name, "exit");
     good = good && sample_residency(pass, context, "exit", failure) && report_experts(pass, context, failure);
-    pass->partial = pass->iterations < context->plan->header.n_iterations;
+    pass->partial = !good || pass->iterations < context->plan->header.n_iterations;
     event_pass(&context->line, pass);
     return good;
 }

@@ -103,6 +103,17 @@ def test_an_unknown_mode_is_told_all_the_words(replay: Replay, make_pool: MakePo
         (("--mode", "direct", "--chunk-bytes", "1000"), "expected a multiple of 4096 in mode direct"),
         (("--warm-mode", "direct", "--chunk-bytes", "1000"), "expected a multiple of 4096 in mode direct"),
         (("--chunk-bytes", "-1"), "expected a whole number from 0 to"),
+        (
+            ("--mode", "mmap", "--warm-mode", "drop", "--warm-chunk-bytes", "8192", "--chunk-bytes", "4096"),
+            "--chunk-bytes 4096: expected a mode that reads by pread alone",
+        ),
+        (
+            ("--mode", "drop", "--warm-mode", "mmap", "--warm-chunk-bytes", "8192", "--chunk-bytes", "4096"),
+            "--warm-chunk-bytes 8192: expected a mode that reads by pread alone",
+        ),
+        (("--warm-mode", "direct", "--warm-chunk-bytes", "1000"), "expected a multiple of 4096 in mode direct"),
+        (("--passes", "one", "--warm-mode", "mmap"), "--warm-mode is for every pass but the last"),
+        (("--passes", "one", "--warm-chunk-bytes", "4096"), "--warm-chunk-bytes is for every pass but the last"),
         (("--background-threads", "2"), "expected --mode or --warm-mode mmap_background"),
         (("--mode", "mmap_background", "--background-threads", "0"), "expected a whole number from 1 to 1024"),
         (("--experts-exit", "other"), "expected names that --passes holds"),
@@ -133,6 +144,19 @@ def test_an_extent_is_read_in_chunks(replay: Replay, make_pool: MakePool, mode: 
     windows = [-(-(s + size) // PAGE) - s // PAGE for s in starts] if mode == "direct" else [size / PAGE] * 8
     assert calls[1] - calls[0] == sum(-(-pages // 2) - 1 for pages in windows)
     assert calls[2] - calls[0] == sum(-(-pages // 4) - 1 for pages in windows)
+
+
+@pytest.mark.parametrize(("mode", "warm"), [("direct", "page_cache"), ("mmap", "drop"), ("page_cache", "drop")])
+def test_warm_passes_are_read_in_chunks_of_their_own(
+    replay: Replay, make_pool: MakePool, mode: str, warm: str
+) -> None:
+    options = ("--mode", mode, "--warm-mode", warm, "--capture", "/proc/self/io", "--threads", "1", "--warm-chunk-bytes")
+    pool = make_pool(size=10 * PAGE)
+    whole, cut = (replay(pool, *options, chunk) for chunk in ("0", "3000"))
+    assert cut.exit == 0, cut.stderr
+    calls = [[io_delta(outcome, "syscr", name) for outcome in (whole, cut)] for name in ("warm", "measured")]
+    assert calls[0][1] - calls[0][0] == 8 * (-(-10 * PAGE // 3000) - 1)
+    assert calls[1][1] == calls[1][0]
 
 
 def test_drop_leaves_nothing_and_reads_the_device_again(

@@ -437,6 +437,24 @@ def test_a_file_truncated_while_mapped_is_an_error_not_a_crash(
     assert events[-1] == {"event": "end", "partial": True, "exit": 1}
 
 
+def test_a_pass_whose_exit_cannot_be_seen_is_not_called_whole(native_bin: Path, make_pool: MakePool) -> None:
+    pool = make_pool(accesses=((0, 1),))
+    with started(native_bin, pool, "--passes", "one", "--compute-seconds", "1") as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+        while json.loads(process.stdout.readline())["event"] != "capture":
+            pass
+        pool.path(7).unlink()  # no access's file
+        events = [json.loads(line) for line in process.stdout]
+        assert process.wait(30) == 1
+    (done,) = [e for e in events if e["event"] == "pass"]
+    assert (done["iterations"], done["partial"]) == (1, True)
+    (error,) = [e for e in events if e["event"] == "error"]
+    assert (error["code"], error["path"]) == ("open", "L1-E3")
+
+
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_a_signal_ends_the_replay_with_what_was_measured(
     native_bin: Path, make_pool: MakePool, number: signal.Signals, code: int
@@ -547,6 +565,7 @@ def test_destinations_beyond_memory_are_refused_with_the_figure(replay: Replay, 
         ("--unknown",),
         ("--threads",),
         ("second.plan",),
+        ("--self-test", "file"),
     ],
 )
 def test_wrong_usage_ends_with_2_and_one_clear_line(
