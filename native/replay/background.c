@@ -76,7 +76,8 @@ bool background_start(struct background *background, const struct options *optio
                       uint32_t open_files, struct failure *failure)
 {
     if (!prepare(background, options, pool, open_files, failure) ||
-        !team_start(&background->team, background->n, "moetier-behind", background->threads, sizeof *background->threads, failure))
+        !team_start(&background->team, background->n, "moetier-behind", background->threads, sizeof *background->threads,
+                    failure))
         return false;
     team_begin(&background->team, touch);
     team_finish(&background->team);

@@ -26,7 +26,8 @@ struct own {
     double preload_seconds;
 };
 
-// Sets it up as the options say (`table`: of the experts to pin), locked, touched and preloaded. A mode without any leaves it OWN_NONE.
+// Sets it up as the options say (`table`: of the experts to pin), locked, touched and preloaded. A mode without any leaves it
+// OWN_NONE.
 bool own_open(struct own *own, const struct options *options, const struct lists *table, const struct pool *pool,
               enum stamps stamps, struct failure *failure);
 

@@ -17,10 +17,13 @@ enum { SLOT_EMPTY = 0 };
 static const unsigned SLOT_HALT = UINT32_MAX - 1;
 static const unsigned SLOT_QUIT = UINT32_MAX;
 
-// Puts a value into the slot and wakes the worker if it may be asleep. Never waits.
+// Puts a value into the slot and wakes the worker if it may be asleep. Never waits. A thread that comes late with its list leaves
+// the later one that it finds. Returns what was there.
 static unsigned put(struct prefetch *prefetch, unsigned value)
 {
-    unsigned before = atomic_exchange(&prefetch->slot, value);
+    unsigned before = atomic_load(&prefetch->slot);
+    while (before < value && !atomic_compare_exchange_weak(&prefetch->slot, &before, value))
+        ;
     if (before == SLOT_EMPTY)
         syscall(SYS_futex, &prefetch->slot, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
     return before;
@@ -198,9 +201,9 @@ bool prefetch_start(struct prefetch *prefetch, const struct prefetch_order *orde
     prefetch->probe = order->probe;
     // Whatever the demand's way, the worker brings bytes into the page cache; its own read-ahead goes as the demand's.
     enum mode mode = options->mode == MODE_FADV_RANDOM ? MODE_FADV_RANDOM : MODE_PAGE_CACHE;
-    if (!mark_triggers(prefetch, failure) || !reader_open(&prefetch->reader, mode, 0, order->pool, NULL, order->open_files, failure))
-        return false;
-    if (prefetch->kind == PREFETCH_BLOCKING && !reader_map_scratch(&prefetch->reader, failure))
+    if (!mark_triggers(prefetch, failure) ||
+        !reader_open(&prefetch->reader, mode, 0, order->pool, NULL, order->open_files, failure) ||
+        (prefetch->kind == PREFETCH_BLOCKING && !reader_map_scratch(&prefetch->reader, failure)))
         return false;
     sem_init(&prefetch->halted, 0, 0);
     if (!thread_start(&prefetch->thread, "moetier-ahead", thread_main, prefetch, failure))

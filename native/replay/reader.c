@@ -59,8 +59,8 @@ static bool sigbus_failure(const struct reader *reader, const struct plan_extent
     const char *what = mode_writes(reader->mode) ? "a read into its mapping" : "a mapped read";
     const char *path = plan_name_file(reader->pool->plan, extent->file, failure);
     if (known && (uint64_t)status.st_size < extent->offset + extent->length)
-        return failure_set(failure, EXIT_FAILED, "sigbus", "%.800s was truncated while mapped: it has %jd bytes, expected %" PRIu64
-                           " at least", path, (intmax_t)status.st_size, extent->offset + extent->length);
+        return failure_set(failure, EXIT_FAILED, "sigbus", "%.800s was truncated while mapped: it has %jd bytes, expected "
+                           "%" PRIu64 " at least", path, (intmax_t)status.st_size, extent->offset + extent->length);
     return failure_set(failure, EXIT_FAILED, "sigbus", "%.800s: its device failed under %s of %" PRIu64
                        " bytes at offset %" PRIu64 " (SIGBUS)", path, what, extent->length, extent->offset);
 }

@@ -147,10 +147,18 @@ def test_an_extent_is_read_in_chunks(replay: Replay, make_pool: MakePool, mode: 
 
 
 @pytest.mark.parametrize(("mode", "warm"), [("direct", "page_cache"), ("mmap", "drop"), ("page_cache", "drop")])
-def test_warm_passes_are_read_in_chunks_of_their_own(
-    replay: Replay, make_pool: MakePool, mode: str, warm: str
-) -> None:
-    options = ("--mode", mode, "--warm-mode", warm, "--capture", "/proc/self/io", "--threads", "1", "--warm-chunk-bytes")
+def test_warm_passes_are_read_in_chunks_of_their_own(replay: Replay, make_pool: MakePool, mode: str, warm: str) -> None:
+    options = (
+        "--mode",
+        mode,
+        "--warm-mode",
+        warm,
+        "--capture",
+        "/proc/self/io",
+        "--threads",
+        "1",
+        "--warm-chunk-bytes",
+    )
     pool = make_pool(size=10 * PAGE)
     whole, cut = (replay(pool, *options, chunk) for chunk in ("0", "3000"))
     assert cut.exit == 0, cut.stderr

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import signal
 import subprocess
 from collections.abc import Callable, Iterator
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from .conftest import SOURCE
 
 MAPPED = ("mmap", "mmap_random", "mmap_willneed", "mmap_populate", "mmap_pread", "mmap_background")
 WRITING = ("write_private", "write_shared")
@@ -608,6 +611,15 @@ def test_mincore_is_not_believed_on_a_file_of_another_user(native_bin: Path) -> 
     finally:
         file.unlink(missing_ok=True)
         binary.unlink(missing_ok=True)
+
+
+def test_the_help_names_every_option(native_bin: Path) -> None:
+    source = (SOURCE / "native/replay/options.c").read_text()
+    options = set(re.findall(r'^    {"([a-z-]+)", (?:no|required)_argument', source, re.MULTILINE))
+    usage = subprocess.run([native_bin / "moetier-replay", "--help"], capture_output=True, check=True, text=True).stdout
+    assert set(re.findall(r"--([a-z-]+)", usage)) == options
+    modes = re.findall(r"\bMODE_([A-Z_]+),", (SOURCE / "native/replay/modes.h").read_text())
+    assert {mode.lower() for mode in modes} <= set(re.findall(r"[a-z_]+", usage))
 
 
 @pytest.mark.parametrize("name", ["moetier-replay", "moetier-balloon"])
