@@ -127,26 +127,26 @@ static bool map_destinations(struct replay *replay, struct failure *failure)
     return destinations_map(&replay->destinations, stride, options->destinations, failure);
 }
 
-static bool prepare(struct replay *replay, struct failure *failure)
+// Everything that is read or checked before anything is started.
+static bool load(struct replay *replay, struct failure *failure)
 {
-    struct options *options = &replay->options;
-    if (!plan_load(&replay->plan, options->plan, failure) ||
-        (options->advice && !lists_load(&replay->advice, options->advice, LIST_ADVICE, &replay->plan, failure)) ||
-        (options->table && !lists_load(&replay->table, options->table, LIST_TABLE, &replay->plan, failure)) ||
-        !pool_open_root(&replay->pool, &replay->plan, options->root, failure) ||
-        !mode_check(reading_mode(options->mode), &replay->pool, failure) ||
-        !mode_check(reading_mode(options->warm_mode), &replay->pool, failure) ||
-        !probe_choose(&replay->probe, options->hits, &replay->pool, failure) || !open_maps(replay, failure) ||
-        !check_probe(replay, failure) ||
-        (options->spine && !spine_open(&replay->spine, &replay->pool, options->spine, failure)) ||
-        !counters_open(&replay->counters, &options->device_stats, failure) ||
-        !map_destinations(replay, failure))
-        return false;
-    event_start(&replay->line, options, &replay->plan, replay->destinations.stride, &replay->probe,
-                replay->spine.bytes);
-    sigbus_install();
-    replay->capture.files = &options->captures;
-    replay->capture.inflights = &options->inflights;
+    const struct options *options = &replay->options;
+    return plan_load(&replay->plan, options->plan, failure) &&
+           (!options->advice || lists_load(&replay->advice, options->advice, LIST_ADVICE, &replay->plan, failure)) &&
+           (!options->table || lists_load(&replay->table, options->table, LIST_TABLE, &replay->plan, failure)) &&
+           pool_open_root(&replay->pool, &replay->plan, options->root, failure) &&
+           mode_check(reading_mode(options->mode), &replay->pool, failure) &&
+           mode_check(reading_mode(options->warm_mode), &replay->pool, failure) &&
+           probe_choose(&replay->probe, options->hits, &replay->pool, failure) && open_maps(replay, failure) &&
+           check_probe(replay, failure) &&
+           (!options->spine || spine_open(&replay->spine, &replay->pool, options->spine, failure)) &&
+           counters_open(&replay->counters, &options->device_stats, failure) && map_destinations(replay, failure);
+}
+
+// All threads, and the memory that the mode has of its own.
+static bool start(struct replay *replay, struct failure *failure)
+{
+    const struct options *options = &replay->options;
     struct crew *crew = &replay->crew;
     crew->plan = &replay->plan;
     crew->destinations = &replay->destinations;
@@ -154,13 +154,23 @@ static bool prepare(struct replay *replay, struct failure *failure)
     crew->writable = &replay->writable;
     crew->stamps = replay->plan.header.flags & PLAN_STAMPED ? options->stamps : STAMPS_NONE;
     crew->spine = options->spine ? &replay->spine : NULL;
-    if (options->spine_lock && !spine_lock(&replay->spine, failure))
-        return false;
     uint32_t readers = options->threads * (options_turn(options) ? 2 : 1) + options->background_threads +
                        (options->prefetch != PREFETCH_NONE);
     uint32_t open_files = fds_budget(readers, OTHER_FDS + (uint32_t)options->device_stats.count);
-    if (!start_background(replay, open_files, failure) || !crew_start(crew, options, &replay->pool, open_files, failure) ||
-        !prepare_own(replay, failure) || !start_others(replay, open_files, failure))
+    return start_background(replay, open_files, failure) && crew_start(crew, options, &replay->pool, open_files, failure) &&
+           prepare_own(replay, failure) && start_others(replay, open_files, failure);
+}
+
+static bool prepare(struct replay *replay, struct failure *failure)
+{
+    const struct options *options = &replay->options;
+    if (!load(replay, failure))
+        return false;
+    event_start(&replay->line, options, &replay->plan, replay->destinations.stride, &replay->probe, replay->spine.bytes);
+    sigbus_install();
+    replay->capture.files = &options->captures;
+    replay->capture.inflights = &options->inflights;
+    if ((options->spine_lock && !spine_lock(&replay->spine, failure)) || !start(replay, failure))
         return false;
     uint64_t locked = own_locked_bytes(&replay->own) + (options->spine_lock ? spine_locked_bytes(&replay->spine) : 0);
     event_ready(&replay->line, own_mapped_bytes(&replay->own), locked);

@@ -148,19 +148,9 @@ def test_an_extent_is_read_in_chunks(replay: Replay, make_pool: MakePool, mode: 
 
 @pytest.mark.parametrize(("mode", "warm"), [("direct", "page_cache"), ("mmap", "drop"), ("page_cache", "drop")])
 def test_warm_passes_are_read_in_chunks_of_their_own(replay: Replay, make_pool: MakePool, mode: str, warm: str) -> None:
-    options = (
-        "--mode",
-        mode,
-        "--warm-mode",
-        warm,
-        "--capture",
-        "/proc/self/io",
-        "--threads",
-        "1",
-        "--warm-chunk-bytes",
-    )
+    options = ("--mode", mode, "--warm-mode", warm, "--capture", "/proc/self/io", "--threads", "1")
     pool = make_pool(size=10 * PAGE)
-    whole, cut = (replay(pool, *options, chunk) for chunk in ("0", "3000"))
+    whole, cut = (replay(pool, *options, "--warm-chunk-bytes", chunk) for chunk in ("0", "3000"))
     assert cut.exit == 0, cut.stderr
     calls = [[io_delta(outcome, "syscr", name) for outcome in (whole, cut)] for name in ("warm", "measured")]
     assert calls[0][1] - calls[0][0] == 8 * (-(-10 * PAGE // 3000) - 1)
