@@ -92,7 +92,9 @@ def cases(mode: str, threads: int) -> Iterator[Case]:
     """Yield every combination of the rest, the compute phase in one of them."""
     warm_modes = ("", "page_cache", "direct", "mmap_random", "mmap_background")
     for warm, prefetch, spine, chunk in itertools.product(warm_modes, PREFETCH, (False, True), (False, True)):
-        yield Case(mode, threads, warm, prefetch, spine, chunk)
+        case = Case(mode, threads, warm, prefetch, spine, chunk)
+        if not case.refused or not warm:  # one refusal of a kind is enough
+            yield case
     yield Case(mode, threads, prefetch="none" if mode in PAST_THE_CACHE else "blocking", spine=True, compute=True)
 
 
