@@ -75,8 +75,8 @@ bool spine_copy(const struct spine *spine, char *to, uint64_t offset, uint64_t l
         return true;
     failure_path(failure, spine->path);
     return failure_set(failure, EXIT_FAILED, "sigbus", "the spine %.800s was truncated while mapped, or its device failed: no %"
-                       PRIu64 " bytes at offset %" PRIu64 " (SIGBUS), where it had %" PRIu64 " in all", spine->path, length, offset,
-                       spine->bytes);
+                       PRIu64 " bytes at offset %" PRIu64 " (SIGBUS), where it had %" PRIu64 " in all", spine->path, length,
+                       offset, spine->bytes);
 }
 
 void spine_close(struct spine *spine)
