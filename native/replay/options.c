@@ -315,8 +315,8 @@ static bool complete_prefetch(struct options *options, struct failure *failure)
     if (!options->advice)
         return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s: expected --advice FILE, which says what", how);
     if (!mode_uses_page_cache(options->mode))
-        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s with --mode %s: a hint to the page cache does nothing for "
-                           "a mode that does not read through it", how, mode_names[options->mode]);
+        return failure_set(failure, EXIT_USAGE, "usage", "--prefetch %s with --mode %s: a hint to the page cache does nothing "
+                           "for a mode that does not read through it", how, mode_names[options->mode]);
     if (options->prefetch == PREFETCH_FADVISE && options->prefetch_chunk == 0)
         options->prefetch_chunk = STANDARD_CHUNK;
     return true;

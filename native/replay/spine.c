@@ -81,8 +81,8 @@ bool spine_copy(const struct spine *spine, char *to, uint64_t offset, uint64_t l
     if (sigbus_copy(to, spine->base + offset, length))
         return true;
     failure_path(failure, spine->path);
-    return failure_set(failure, EXIT_FAILED, "sigbus", "the spine %.800s was truncated while mapped, or its device failed, under "
-                       "a read of %" PRIu64 " bytes at offset %" PRIu64 " (SIGBUS); it had %" PRIu64 " bytes", spine->path, length,
+    return failure_set(failure, EXIT_FAILED, "sigbus", "the spine %.800s was truncated while mapped, or its device failed: no %"
+                       PRIu64 " bytes at offset %" PRIu64 " (SIGBUS), where it had %" PRIu64 " in all", spine->path, length,
                        offset, spine->bytes);
 }
 
