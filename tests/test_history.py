@@ -68,14 +68,14 @@ NOW = {CELL: {"device_bytes": Metric("device_bytes", "B/iteration", "lower", (11
 
 
 def test_medians_are_compared_as_now_over_then(context: Context) -> None:
-    (found,), refused = compare(stored(context, 20.0, 22.0, 30.0), NOW, context, ["device_bytes"])
+    (found,), refused = compare(stored(context, 20.0, 22.0, 30.0), NOW, {CELL: context}, ["device_bytes"])
     assert refused == []
     assert (found.cell, found.metric, found.unit) == (CELL, "device_bytes", "B/iteration")
     assert (found.then, found.now, found.ratio) == (22.0, 11.0, 0.5)
 
 
 def test_a_stored_zero_has_no_finite_ratio(context: Context) -> None:
-    (found,), _ = compare(stored(context, 0.0), NOW, context, ["device_bytes"])
+    (found,), _ = compare(stored(context, 0.0), NOW, {CELL: context}, ["device_bytes"])
     assert found.ratio == math.inf
 
 
@@ -83,22 +83,25 @@ def test_a_stored_zero_has_no_finite_ratio(context: Context) -> None:
     ("name", "other"), [("pool_id", "0"), ("plan_crc", "deadbeef"), ("iterations", 13), ("threads", 8)]
 )
 def test_a_session_that_measured_something_else_is_not_compared(context: Context, name: str, other: object) -> None:
-    found, refused = compare(stored(replace(context, **{name: other}), 20.0), NOW, context, ["device_bytes"])  # type: ignore[arg-type]
+    then = stored(replace(context, **{name: other}), 20.0)  # type: ignore[arg-type]
+    found, refused = compare(then, NOW, {CELL: context}, ["device_bytes"])
     assert found == []
     assert refused == [f"{CELL}: another {name} in the stored session"]
 
 
 @pytest.mark.parametrize("name", ["seed", "pool", "cold_factor"])
 def test_what_does_not_change_the_meaning_is_compared(context: Context, name: str) -> None:
-    found, refused = compare(stored(replace(context, **{name: None}), 20.0), NOW, context, ["device_bytes"])  # type: ignore[arg-type]
+    then = stored(replace(context, **{name: None}), 20.0)  # type: ignore[arg-type]
+    found, refused = compare(then, NOW, {CELL: context}, ["device_bytes"])
     assert len(found) == 1
     assert refused == []
 
 
 def test_a_cell_or_metric_that_was_not_stored_is_left_out(context: Context) -> None:
-    assert compare({}, NOW, context, ["device_bytes"]) == ([], [f"{CELL}: not in the stored session"])
-    assert compare(stored(context, 1.0), NOW, context, ["seconds_per_iteration"]) == ([], [])
-    assert compare(stored(context), NOW, context, ["device_bytes"]) == ([], [])
+    now = {CELL: context}
+    assert compare({}, NOW, now, ["device_bytes"]) == ([], [f"{CELL}: not in the stored session"])
+    assert compare(stored(context, 1.0), NOW, now, ["seconds_per_iteration"]) == ([], [])
+    assert compare(stored(context), NOW, now, ["device_bytes"]) == ([], [])
 
 
 def test_a_metric_is_stored_with_its_unit_direction_and_values() -> None:

@@ -13,7 +13,7 @@ from pytest_moetier.figures import Demand
 from pytest_moetier.host.enforce import HostContext
 from pytest_moetier.host.restore import Journal
 from pytest_moetier.native import executable
-from pytest_moetier.plan import build_plan
+from pytest_moetier.plan import build_plan, write_plan
 from pytest_moetier.pool.manifest import Manifest
 from pytest_moetier.pool.opened import open_pool
 from pytest_moetier.replay import Rig, Run, measure_cold_factor, plan_file, run_cell
