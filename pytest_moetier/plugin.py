@@ -32,7 +32,7 @@ _OPTIONS = (
     ("mechanism", "cgroup,balloon,memboot", "LIST", "how capacity is enforced: cgroup, balloon, memboot"),
     ("mglru", "host", "host|on|off|both", "MGLRU: leave as it is, set on, set off, or both"),
     ("mode", "page_cache", "LIST", "where a hit's bytes come from, for findings that do not vary it"),
-    ("advice", "", "FILE", "what a predictor said of the trace (moetier plan predict)"),
+    ("advice", "", "FILE|NAME", "what a predictor said of the trace, or a predictor's name (moetier plan predict)"),
     ("min_recall", "", "SHARE", "withhold advice on layers whose recall is below it"),
     ("compute", "", "SECONDS", "a compute phase at the end of every iteration, on threads of its own (default: none)"),
     ("rounds", "3", "N", "repetitions of every cell"),

@@ -130,8 +130,8 @@ class Workload:
             advice = oracle(trace)
         elif self.asked.advice is None:
             advice = noisy_oracle(trace, seed=SYNTHETIC_SEED)
-        elif str(self.asked.advice) in PREDICTORS:
-            advice = predict(trace, str(self.asked.advice))
+        elif (predictor := str(self.asked.advice).replace("-", "_")) in PREDICTORS:
+            advice = predict(trace, predictor)
         else:
             advice = load_advice(self.asked.advice, trace)
         if word == "plan" and self.asked.min_recall:
