@@ -66,12 +66,14 @@ static bool check_known(enum mode mode, struct failure *failure)
 // After the destinations are touched: what is available then may be taken.
 static bool prepare_own(struct replay *replay, struct failure *failure)
 {
-    counters_read(&replay->counters);
+    if (own_kind(replay->options.mode) == OWN_NONE)
+        return true;
+    counters_read(&replay->counters); // the preload is measured apart from the passes
     if (!own_open(&replay->own, &replay->options, &replay->table, &replay->pool, replay->crew.stamps, failure))
         return false;
     counters_read(&replay->counters);
     lists_free(&replay->table);
-    if (replay->own.kind == OWN_NONE)
+    if (stopping()) // it may be locked and filled in part, and nothing will be read
         return true;
     replay->crew.own = &replay->own;
     event_own(&replay->line, &replay->options, &replay->own, &replay->counters);
@@ -103,7 +105,8 @@ static bool prepare(struct replay *replay, struct failure *failure)
     if (!crew_start(crew, reading_mode(options->mode), &replay->pool, options->threads, open_files, failure) ||
         !prepare_own(replay, failure))
         return false;
-    event_ready(&replay->line, own_mapped_bytes(&replay->own), own_locked_bytes(&replay->own));
+    if (!stopping())
+        event_ready(&replay->line, own_mapped_bytes(&replay->own), own_locked_bytes(&replay->own));
     return true;
 }
 
