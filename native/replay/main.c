@@ -90,13 +90,16 @@ static bool start_background(struct replay *replay, uint32_t open_files, struct 
 // After the destinations are touched: what is available then may be taken.
 static bool prepare_own(struct replay *replay, struct failure *failure)
 {
-    counters_read(&replay->counters);
+    if (own_kind(replay->options.mode) == OWN_NONE)
+        return true;
+    counters_read(&replay->counters); // the preload is measured apart from the passes
     if (!own_open(&replay->own, &replay->options, &replay->table, &replay->pool, replay->crew.stamps, failure))
         return false;
     counters_read(&replay->counters);
     lists_free(&replay->table);
-    if (replay->own.kind != OWN_NONE)
-        event_own(&replay->line, &replay->options, &replay->own, &replay->counters);
+    if (replay->own.kind == OWN_NONE || stopping()) // it may be locked and filled in part, and nothing will be read
+        return true;
+    event_own(&replay->line, &replay->options, &replay->own, &replay->counters);
     return true;
 }
 
@@ -163,7 +166,8 @@ static bool prepare(struct replay *replay, struct failure *failure)
         !prepare_own(replay, failure) || !start_others(replay, open_files, failure))
         return false;
     uint64_t locked = own_locked_bytes(&replay->own) + (options->spine_lock ? spine_locked_bytes(&replay->spine) : 0);
-    event_ready(&replay->line, own_mapped_bytes(&replay->own), locked);
+    if (!stopping())
+        event_ready(&replay->line, own_mapped_bytes(&replay->own), locked);
     return true;
 }
 

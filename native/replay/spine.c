@@ -55,7 +55,7 @@ bool spine_open(struct spine *spine, const struct pool *pool, const char *path, 
 
 bool spine_lock(const struct spine *spine, struct failure *failure)
 {
-    if (lock_memory(spine->base, spine->bytes, failure))
+    if (lock_memory(spine->base, spine->bytes, spine->bytes, failure))
         return true;
     failure_path(failure, spine->path);
     return false;
