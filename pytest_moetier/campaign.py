@@ -113,6 +113,7 @@ class Context:
     seed: int
     cold_factor: float | None
     workload: str = "single"
+    compute_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -371,6 +372,7 @@ class Campaign:
             seed=self.settings.seed,
             cold_factor=cold_factor,
             workload=word,
+            compute_seconds=self.settings.compute_seconds,
         )
 
 

@@ -372,14 +372,16 @@ def _comparison(session: MoetierSession, *, markup: bool) -> list[str]:
     if session.baseline is not None and current:
         path, cells = session.baseline
         contexts = {one.cell.id: session.campaign.contexts[one.cell.workload] for one in proved}
-        lines += _ratios(path, compare(cells, current, contexts, _COMPARED), current, _COMPARED, markup=markup)
+        lists = {one.cell.id: [each.words for each in one.lists] for one in proved}
+        found = compare(cells, current, contexts, lists, _COMPARED)
+        lines += _ratios(path, found, current, _COMPARED, markup=markup)
     traced = {str(one.cell): one for one in session.records.values() if one.traced and not one.over}
     if session.routing_baseline is not None and traced:
         path, stored = session.routing_baseline
         figures = _figures_by_subject(session)
         accounting = {subject: one.accounting[0] for subject, one in traced.items()}
-        found = compare_traces(stored, figures, accounting, _COMPARED_TRACES)
-        lines += _ratios(path, found, figures, _COMPARED_TRACES, markup=markup)
+        traces = compare_traces(stored, figures, accounting, _COMPARED_TRACES)
+        lines += _ratios(path, traces, figures, _COMPARED_TRACES, markup=markup)
     return lines or ["compare: no stored session with metrics; store one with --benchmark-autosave"]
 
 

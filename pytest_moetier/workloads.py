@@ -26,7 +26,7 @@ from pytest_moetier.advice import (
     withhold,
 )
 from pytest_moetier.errors import UnsupportedHostError
-from pytest_moetier.lists import Lists, write_lists
+from pytest_moetier.lists import ORACLE, Lists, write_lists
 from pytest_moetier.modes import DOMAIN, OWN, TRAIN
 from pytest_moetier.plan import Plan, build_plan, shuffled_plan
 from pytest_moetier.pool.manifest import Manifest
@@ -105,7 +105,7 @@ class Workload:
             return ListFile(path, listed.words, listed.oracle, listed.lists.ids)
         lists, words, found = self._advice(word)
         write_lists(lists, path)
-        return ListFile(path, words, word == "oracle", lists.ids, found)
+        return ListFile(path, words, bool(lists.flags & ORACLE), lists.ids, found)
 
     def _table(self, word: str) -> Listed:
         if word == OWN:
