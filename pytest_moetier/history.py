@@ -26,7 +26,7 @@ from pytest_moetier.replay import ListFile
 SCHEMA_VERSION = 1
 
 _COMPARABLE = ("pool_id", "plan_crc", "iterations", "threads", "compute_seconds")
-"""Two sessions are compared only when these agree, and the lists that a cell was given: what was measured else differs."""
+"""Two sessions are compared only when these, and the lists that a cell was given, agree."""
 _BEFORE = {"compute_seconds": 0.0, "lists": []}
 """What a session stored before these were varied had."""
 _COMPARABLE_TRACES = ("layers", "experts", "k", "iterations", "synthetic")
