@@ -110,7 +110,9 @@ _Metrics = Mapping[str, Metric]
 
 
 def _table(finding: str, records: Sequence[Record], session: MoetierSession) -> Table:
-    contexts = list(session.campaign.contexts.values())
+    results = session.campaign.results
+    cells = [results[one.cell].cell for one in records if one.cell in results]
+    contexts = [found for cell in cells if (found := session.campaign.context_of(cell)) is not None]
     kinds = [
         word
         for word, yes in (
@@ -314,8 +316,9 @@ def _remarks(session: MoetierSession) -> list[str]:
             lines += [f"{record.verdict} {where}: {line}" for line in (said if record.traced else said[:1])]
     lines += [f"supported {one.test}: {judged}" for one in records for judged in _told(one)]
     lines += _not_examined([one for one in records if one.traced and one.verdict == "not_examined"])
-    lines += [line for record in records if (line := _lowered(record))]
-    lines += [line for record in records for line in _knowing(record)]
+    # Two findings may rest on one cell, of which the same is then to be said.
+    lines += dict.fromkeys(line for record in records if (line := _lowered(record)))
+    lines += dict.fromkeys(line for record in records for line in _knowing(record))
     counts = {name: sum(one.verdict == name for one in records) for name in _COLOURS}
     lines.append("verdicts: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return lines
