@@ -38,7 +38,7 @@ def test_small_folios_are_dearer(moetier_curve: CurveHandle, fill: str) -> None:
     pages, sequential = (moetier_curve.need(mode="page_cache", fill=one) for one in (fill, "sequential"))
     values = {
         "hit_cost_ratio": moetier_curve.ratio("cpu_seconds_per_iteration", pages, sequential),
-        "hit_residency_ratio": moetier_curve.ratio("observed_capacity_bytes", pages, sequential).value,
+        "hit_served_ratio": moetier_curve.ratio("demand_served", pages, sequential).value,
     }
     moetier_curve.conclude(values, [*pages.runs, *sequential.runs])
 

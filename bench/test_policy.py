@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_moetier.finding import metrics_of
 from pytest_moetier.routing import drift_figures, off_domain_figures, oracle_figures
 
 if TYPE_CHECKING:
-    from pytest_moetier.campaign import CellResult
     from pytest_moetier.fixtures import CellHandle, CurveHandle, DomainsHandle, RoutingHandle
 
 MODES = (
@@ -57,10 +55,11 @@ def test_modes(moetier_cell: CellHandle) -> None:
 def test_pinned_against_page_cache(moetier_curve: CurveHandle) -> None:
     """An oracle's locked arena has a single-digit edge in time, by almost the same device reads."""
     pinned, kernel = moetier_curve.need(mode="pinned_own"), moetier_curve.need(mode="page_cache")
+    recency, table = moetier_curve.medians("demand_served", kernel, pinned)
     values = {
         "pinned_edge": moetier_curve.ratio("seconds_per_iteration", kernel, pinned),
         "pinned_device_ratio": moetier_curve.ratio("device_bytes", pinned, kernel),
-        "kernel_serves_more": _served(kernel) - _served(pinned),
+        "kernel_serves_more": recency - table,
     }
     moetier_curve.conclude(values, [*pinned.runs, *kernel.runs])
 
@@ -68,8 +67,8 @@ def test_pinned_against_page_cache(moetier_curve: CurveHandle) -> None:
 def test_pinned_off_domain(moetier_curve: CurveHandle) -> None:
     """The table of another domain serves less than recency, which needs none."""
     pinned, kernel = moetier_curve.need(mode="pinned_domain"), moetier_curve.need(mode="page_cache")
-    values = {"kernel_serves_more_off_domain": _served(kernel) - _served(pinned)}
-    moetier_curve.conclude(values, [*pinned.runs, *kernel.runs])
+    recency, table = moetier_curve.medians("demand_served", kernel, pinned)
+    moetier_curve.conclude({"kernel_serves_more_off_domain": recency - table}, [*pinned.runs, *kernel.runs])
 
 
 def test_table_of_the_past(moetier_curve: CurveHandle) -> None:
@@ -111,17 +110,12 @@ def test_user_space_cache(moetier_curve: CurveHandle, mode: str) -> None:
 def test_no_admission(moetier_curve: CurveHandle) -> None:
     """Dropping what was read forfeits every hit: each iteration reads its whole demand from the device."""
     dropped, kernel = moetier_curve.need(mode="drop"), moetier_curve.need(mode="page_cache")
-    demand, read = (metrics_of(dropped.runs)[name].median for name in ("logical_bytes", "device_bytes"))
+    ((demand,), (read,)) = (moetier_curve.medians(name, dropped) for name in ("logical_bytes", "device_bytes"))
     values = {
         "no_admission_slower": moetier_curve.ratio("seconds_per_iteration", dropped, kernel),
         "no_admission_device_over_demand": read / demand,
     }
     moetier_curve.conclude(values, [*dropped.runs, *kernel.runs])
-
-
-def _served(result: CellResult) -> float:
-    """Return the share of the demand that was in memory before it was asked for."""
-    return metrics_of(result.runs)["demand_served"].median
 
 
 pytestmark = pytest.mark.moetier(finding="policy")

@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_moetier.finding import metrics_of
-
 if TYPE_CHECKING:
     from pytest_moetier.campaign import CellResult
     from pytest_moetier.fixtures import CellHandle, CurveHandle
@@ -86,9 +84,10 @@ def test_spine_lock(moetier_curve: CurveHandle) -> None:
 def test_writes_in_place(moetier_curve: CurveHandle) -> None:
     """Reading into a shared writable mapping dirties every page: slower, with every read written back."""
     written, kept = _design(moetier_curve, "write_shared"), _design(moetier_curve, KEPT)
+    ((back,), (read,)) = (moetier_curve.medians(name, written) for name in ("written_bytes", "logical_bytes"))
     values = {
         "write_in_place_slower": moetier_curve.ratio("seconds_per_iteration", written, kept),
-        "write_in_place_written_share": _median(written, "written_bytes") / _median(written, "logical_bytes"),
+        "write_in_place_written_share": back / read,
     }
     moetier_curve.conclude(values, [*written.runs, *kept.runs])
 
@@ -96,9 +95,10 @@ def test_writes_in_place(moetier_curve: CurveHandle) -> None:
 def test_background_reads(moetier_curve: CurveHandle) -> None:
     """Reads by a thread in the background contend with the faults of the demand: slower, with more major faults."""
     background, kept = _design(moetier_curve, "mmap_background"), _design(moetier_curve, KEPT)
+    more, fewer = moetier_curve.medians("major_faults", background, kept)
     values = {
         "background_slower": moetier_curve.ratio("seconds_per_iteration", background, kept),
-        "background_faults_more": _median(background, "major_faults") - _median(kept, "major_faults"),
+        "background_faults_more": more - fewer,
     }
     moetier_curve.conclude(values, [*background.runs, *kept.runs])
 
@@ -106,10 +106,6 @@ def test_background_reads(moetier_curve: CurveHandle) -> None:
 def _design(curve: CurveHandle, mode: str) -> CellResult:
     """Return a design's cell over the finer pool, without a spine."""
     return curve.need(workload="small_box", mode=mode, spine="none")
-
-
-def _median(result: CellResult, name: str) -> float:
-    return metrics_of(result.runs)[name].median
 
 
 pytestmark = pytest.mark.moetier(finding="small_box")

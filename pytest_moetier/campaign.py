@@ -25,8 +25,11 @@ from pytest_moetier.errors import (
     UnsupportedHostError,
 )
 from pytest_moetier.figures import Demand, figures_of
+from pytest_moetier.host.cgroup import scope_support
 from pytest_moetier.host.enforce import HostContext
 from pytest_moetier.host.restore import HostLock, Journal, recover
+from pytest_moetier.host.throttle import read_limit_support
+from pytest_moetier.modes import delivery_of
 from pytest_moetier.native import executable
 from pytest_moetier.plan import Plan, write_plan
 from pytest_moetier.pool.opened import OpenPool, inspect_pool, open_pool
@@ -113,6 +116,7 @@ class Context:
     seed: int
     cold_factor: float | None
     workload: str = "single"
+    compute_seconds: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,6 +152,11 @@ class Campaign:
     def context(self) -> Context | None:
         """What the session's own pool and trace are; that of another workload where they were not measured."""
         return self.contexts.get("single") or next(iter(self.contexts.values()), None)
+
+    @property
+    def refusal(self) -> MoetierError | None:
+        """Why the session cannot measure at all; None where it can, or was not asked yet."""
+        return self._refusal
 
     def context_of(self, cell: Cell) -> Context | None:
         """Return what the numbers of ``cell`` rest on, None before it was measured."""
@@ -211,6 +220,7 @@ class Campaign:
         """Measure and prove one run, and file what came of it."""
         try:
             with _our_errors():
+                _need_support(result.cell)
                 rig = self._rig(result.cell.workload, tell)
                 demand = self._demand(rig, result.cell, tell)
                 result.warnings = list(_warnings(result.cell, rig, demand))
@@ -277,6 +287,8 @@ class Campaign:
             # What the user gave is read first: a bad trace is said at once, not after waiting for the host.
             manifest = inspect_pool(self.settings.pool)
             workload = single(manifest, self.settings.asked)
+            if any((one.workload, delivery_of(one.prefetch)[1]) == ("single", "plan") for one in cells):
+                workload.check_advice()
         self._report(Progress(0, 0, None, "waiting for the host", 0, 0, 0.0))
         stack.enter_context(HostLock(self.settings.wait_seconds))
         self.notes += recover()
@@ -349,11 +361,14 @@ class Campaign:
         how = TEMPORARY[word]
         beside = self.settings.pool.resolve()
         folder = next(one for one in beside.parents if one.is_dir())
-        path = self._stack.enter_context(
-            temporary_pool(
-                how.shape(), folder, host.journal, layout=how.layout, spine_bytes=how.spine_bytes, throwaway=True
+        try:
+            path = self._stack.enter_context(
+                temporary_pool(
+                    how.shape(), folder, host.journal, layout=how.layout, spine_bytes=how.spine_bytes, throwaway=True
+                )
             )
-        )
+        except InputError as error:  # no room, no right to write: the user named no folder for it
+            raise UnsupportedHostError(error.seen, error.expected, error.do) from error
         return self._stack.enter_context(open_pool(path, host.journal, writable=True))
 
     def _context(self, rig: Rig, word: str, cold_factor: float | None) -> Context:
@@ -371,6 +386,7 @@ class Campaign:
             seed=self.settings.seed,
             cold_factor=cold_factor,
             workload=word,
+            compute_seconds=self.settings.compute_seconds,
         )
 
 
@@ -405,6 +421,21 @@ def _crc(plan: Plan) -> str:
     value = zlib.crc32(plan.sequence.tobytes())
     value = zlib.crc32(plan.iterations.tobytes(), value)
     return f"{zlib.crc32(plan.expert_bytes.tobytes(), value):08x}"
+
+
+def _need_support(cell: Cell) -> None:
+    """Refuse what this host surely cannot do before a pool is made for it.
+
+    Raises:
+        UnsupportedHostError: no memory control group can be made, or none that limits reads, and what would change it.
+    """
+    if cell.workload not in TEMPORARY:
+        return
+    asked = {"a writable memory controller": scope_support} if cell.mechanism == "cgroup" else {}
+    asked |= {"a group whose reads can be limited": read_limit_support} if cell.read_limit else {}
+    for expected, look in asked.items():
+        if not (support := look()).available:
+            raise UnsupportedHostError(support.reason, expected, support.fix)
 
 
 def _warnings(cell: Cell, rig: Rig, demand: Demand) -> Iterator[str]:

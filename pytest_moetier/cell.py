@@ -56,7 +56,7 @@ class Cell:
             ("fill", self.fill, ("", *FILLS)),
         ):
             if value not in known:
-                raise InputError(f"{name} {value!r} is unknown", "one of " + ", ".join(known))
+                raise InputError(f"{name} {value!r} is unknown", "one of " + ", ".join(filter(None, known)))
         if self.prefetch != "none" and not self.reading.cached:
             raise InputError(
                 f"mode {self.mode} with prefetch {self.prefetch}", "a mode that reads through the page cache"
@@ -85,6 +85,7 @@ class Cell:
         words += [self.prefetch] if self.prefetch != "none" else []
         words += [f"fill_{self.fill}"] if self.fill else []
         words += [f"spine_{self.spine}"] if self.spine != "none" else []
-        words += [f"{self.read_limit / 1e6:g}MBps".replace(".", "_")] if self.read_limit else []
+        rate = f"{self.read_limit / 1e6:.6f}".rstrip("0").rstrip(".").replace(".", "_")  # to the byte: ids are unique
+        words += [f"{rate}MBps"] if self.read_limit else []
         words += [f"kernel_{self.kernel}"] if self.kernel != "host" else []
         return "-".join(words)

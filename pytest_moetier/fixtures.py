@@ -114,7 +114,8 @@ class CellHandle(Handle):
         def target() -> None:
             __tracebackhide__ = True
             if invalid:
-                raise AccountingError(f"{len(invalid)} of {self.session.rounds} rounds not proved: {invalid[0]}")
+                seen, _, do = invalid[0].rpartition("; next: ")
+                raise AccountingError(f"{len(invalid)} of {self.session.rounds} rounds not proved: {seen}", do=do)
             self.session.clock.advance(next(runs).figures.seconds_per_iteration)
 
         if self._benchmark is None:
@@ -155,24 +156,44 @@ class CurveHandle(Handle):
         if found is None:
             asked = ", ".join(f"{name} {word}" for name, word in words.items())
             seen = [one for one in self.everything if all(getattr(one.cell, n) == word for n, word in words.items())]
-            why = next((str(one.skipped or one.broken or one.invalid[0]) for one in seen if not one.proved), "")
-            because = f": {why}" if why else ""
-            self.not_examined(f"no proved cell of {asked}{because}; expected one; next: run the whole file's cells")
+            whys = [str(one.skipped or one.broken or one.invalid[0]) for one in seen if not one.proved]
+            why = next(iter(whys), str(self.session.campaign.refusal or ""))
+            because = f": {why}" if why else "; expected one; next: run the whole file's cells"
+            self.not_examined(f"no proved cell of {asked}{because}")
             raise AssertionError  # not reached: not_examined ends the test
         return found
 
     def ratio(self, name: str, above: CellResult, below: CellResult) -> Span:
         """Return metric ``name`` of one cell over another's, round by round: the rounds visit all cells interleaved."""
-        from pytest_moetier.finding import Span, metrics_of  # noqa: PLC0415
+        from pytest_moetier.finding import Span  # noqa: PLC0415
 
         __tracebackhide__ = True
-        pair = [metrics_of(one.runs).get(name) for one in (above, below)]
-        if pair[0] is None or pair[1] is None:
-            lacking = (above, below)[pair[0] is not None].cell.id
-            self.not_examined(f"{name} of {lacking} was not observed here; expected it in every round")
-            raise AssertionError  # not reached: not_examined ends the test
-        ratios = [_over(one, other) for one, other in zip(pair[0].values, pair[1].values, strict=True)]
+        first, second = self._metrics(name, above, below)
+        ratios = [_over(one, other) for one, other in zip(first.values, second.values, strict=True)]
         return Span(min(ratios), median(ratios), max(ratios))
+
+    def medians(self, name: str, *results: CellResult) -> list[float]:
+        """Return the median of metric ``name`` over the rounds of each cell."""
+        __tracebackhide__ = True
+        return [one.median for one in self._metrics(name, *results)]
+
+    def _metrics(self, name: str, *results: CellResult) -> list[Metric]:
+        """Return a metric of cells that may be compared; not_examined where they may not, or one did not observe it."""
+        from pytest_moetier.finding import metrics_of  # noqa: PLC0415
+
+        __tracebackhide__ = True
+        for word in ("capacity", "mechanism", "mglru", "read_limit"):
+            if len({getattr(one.cell, word) for one in results}) > 1:
+                told = ", ".join(one.cell.id for one in results)
+                self.not_examined(f"{told} differ in {word}; expected cells that do not; next: see why one is missing")
+        found = []
+        for one in results:
+            metric = metrics_of(one.runs).get(name)
+            if metric is None:
+                self.not_examined(f"{name} of {one.cell.id} was not observed here; expected it in every round")
+                raise AssertionError  # not reached: not_examined ends the test
+            found.append(metric)
+        return found
 
     def _bytes(self, cell: Cell) -> int:
         context = self.session.campaign.context_of(cell)

@@ -25,8 +25,10 @@ from pytest_moetier.replay import ListFile
 
 SCHEMA_VERSION = 1
 
-_COMPARABLE = ("pool_id", "plan_crc", "iterations", "threads")
-"""Two sessions are compared only when these agree: otherwise their numbers do not mean the same."""
+_COMPARABLE = ("pool_id", "plan_crc", "iterations", "threads", "compute_seconds")
+"""Two sessions are compared only when these, and the lists that a cell was given, agree."""
+_BEFORE = {"compute_seconds": 0.0, "lists": []}
+"""What a session stored before these were varied had."""
 _COMPARABLE_TRACES = ("layers", "experts", "k", "iterations", "synthetic")
 """Likewise for the statistics of a trace, which are of interest just when its content is another."""
 
@@ -166,7 +168,8 @@ def _stored_cell(benchmark: Any, *, traces: bool) -> tuple[str, Mapping[str, Any
         metrics = {
             str(name): {"values": [float(value) for value in one["values"]]} for name, one in info["metrics"].items()
         }
-        return str(info["cell"]["id"]), {"metrics": metrics, "context": dict(info["context"] or {})}
+        lists = [str(one["words"]) for one in info.get("lists", ())]
+        return str(info["cell"]["id"]), {"metrics": metrics, "context": {**(info["context"] or {}), "lists": lists}}
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -193,11 +196,21 @@ def compare(
     stored: Mapping[str, Any],
     current: Mapping[str, Mapping[str, Metric]],
     contexts: Mapping[str, Context],
+    lists: Mapping[str, Sequence[str]],
     names: Sequence[str],
 ) -> tuple[list[Comparison], list[str]]:
-    """Return the comparisons of metrics ``names``, and a line with the reason for every cell that has none."""
+    """Return the comparisons of metrics ``names``, and a line with the reason for every cell that has none.
+
+    Args:
+        stored: cells of a stored session, by id.
+        current: the metrics of this session's cells, by id.
+        contexts: what they rest on.
+        lists: the words of the tables and of the advice that they were given.
+        names: the metrics to compare.
+    """
     now = {one: {name: getattr(contexts[one], name) for name in _COMPARABLE} for one in current}
-    return _compared(stored, current, now, names)
+    given = {one: {"lists": list(lists.get(one, ()))} for one in current}
+    return _compared(stored, current, {one: {**now[one], **given[one]} for one in current}, names)
 
 
 def compare_traces(
@@ -223,7 +236,7 @@ def _compared(
         if then is None:
             refused.append(f"{cell_id}: not in the stored session")
             continue
-        old = then.get("context") or {}
+        old = {**_BEFORE, **(then.get("context") or {})}
         apart = [name for name, value in contexts[cell_id].items() if old.get(name) != value]
         if apart:
             refused.append(f"{cell_id}: another {', '.join(apart)} in the stored session")

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -32,7 +33,7 @@ _OPTIONS = (
     ("mechanism", "cgroup,balloon,memboot", "LIST", "how capacity is enforced: cgroup, balloon, memboot"),
     ("mglru", "host", "host|on|off|both", "MGLRU: leave as it is, set on, set off, or both"),
     ("mode", "page_cache", "LIST", "where a hit's bytes come from, for findings that do not vary it"),
-    ("advice", "", "FILE", "what a predictor said of the trace (moetier plan predict)"),
+    ("advice", "", "FILE|NAME", "what a predictor said of the trace, or a predictor's name (moetier plan predict)"),
     ("min_recall", "", "SHARE", "withhold advice on layers whose recall is below it"),
     ("compute", "", "SECONDS", "a compute phase at the end of every iteration, on threads of its own (default: none)"),
     ("rounds", "3", "N", "repetitions of every cell"),
@@ -88,11 +89,23 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "moetier_cell" in metafunc.fixturenames:
         from pytest_moetier.settings import cells_for  # noqa: PLC0415
 
-        cells = cells_for(metafunc.config, metafunc.definition)
+        with _as_one_message():
+            cells = cells_for(metafunc.config, metafunc.definition)
         params = [pytest.param(cell, id=cell.id, marks=_cell_marks(cell)) for cell in cells]
         metafunc.parametrize("moetier_cell", params, indirect=True)
     for name in sorted(_ON_TRACES.intersection(metafunc.fixturenames)):
-        metafunc.parametrize(name, _subject_params(metafunc.config, grouped=name in _OVER_SEVERAL), indirect=True)
+        with _as_one_message():
+            params = _subject_params(metafunc.config, grouped=name in _OVER_SEVERAL)
+        metafunc.parametrize(name, params, indirect=True)
+
+
+@contextmanager
+def _as_one_message() -> Iterator[None]:
+    """Turn a usage error into one that pytest shows without its own insides when it comes up while collecting."""
+    try:
+        yield
+    except pytest.UsageError as error:
+        raise pytest.Collector.CollectError(str(error)) from error
 
 
 def _subject_params(config: pytest.Config, *, grouped: bool) -> list[Any]:
@@ -132,9 +145,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: not _OVER_SEVERAL.isdisjoint(_fixtures(item)))
     if config.option.collectonly:
         return
-    from pytest_moetier.settings import need_traces  # noqa: PLC0415
+    from pytest_moetier.settings import need_files  # noqa: PLC0415
 
-    need_traces(config)
+    need_files(config)
     if config.pluginmanager.hasplugin("benchmark"):
         for item in ours:
             if "moetier_benchmark" in _fixtures(item):

@@ -28,7 +28,10 @@ COLD_FACTOR_LIMIT = 1.02
 STEADY_WITHIN = 0.10
 WITNESS_SHARE, WITNESS_BYTES = 0.02, 4 << 20
 FOREIGN_SHARE, FOREIGN_BYTES = 0.01, 1 << 20
-CHARGE_SHARE = 0.01
+CHARGE_SHARE, CHARGE_BYTES = 0.01, 1 << 20
+"""A group's statistics lag by up to 64 pages a CPU (the kernel's batch), which a small capacity would not bear."""
+METADATA_BYTES = 1 << 20
+"""Of the filesystem's own blocks, which may be read again beside the experts."""
 SERVED_SHARE = 0.01
 """Threads take a plan's accesses in order but finish them out of it: what that may move a user-space LRU's hits by."""
 SLACK_FACTOR = 1.02
@@ -283,16 +286,22 @@ def _is_zero(value: int | None) -> bool | None:
 
 
 def _wall(run: Run, demand: Demand) -> Iterator[Invariant]:
-    """The limit must have been reached when the demand exceeds it: otherwise nothing was enforced."""
-    plan = demand.plan
-    distinct = int(plan.expert_bytes[np.unique(plan.sequence)].sum())
-    if distinct <= run.capacity_bytes or not _fills_the_cache(run):
-        return
+    """The limit must have been reached when the demand exceeds what it leaves the cache: else nothing was enforced."""
     assert run.exit.scope is not None  # noqa: S101 - the caller looked
+    own = _own_bytes(run.exit.scope.anon_bytes, run.exit.scope.kernel_bytes)
+    # What the slack has left over is the cache's too.
+    room = run.capacity_bytes if own is None else (run.enforced.limit_bytes or 0) - own
+    read = np.zeros(demand.plan.n_experts, dtype=bool)
+    read[demand.plan.sequence] = True
+    if run.table is not None and run.output.own is not None:
+        read[run.table.ids[: run.output.own.places]] = False
+    asked = int(demand.plan.expert_bytes[read].sum())
+    if asked <= room or not _fills_the_cache(run):
+        return
     hits = run.exit.scope.limit_hits
     yield _line(
         "wall_reached",
-        f"limit hit (the plan's {format_bytes(distinct)} exceed C)",
+        f"limit hit (the cache is asked for {format_bytes(asked)}, the limit leaves it {format_bytes(room)})",
         f"{hits} hits",
         ok=None if hits is None else hits > 0,
     )
@@ -359,15 +368,17 @@ def _charge(run: Run, demand: Demand) -> Iterator[Invariant]:
         charged = None if counters.scope is None else counters.scope.file_bytes
         yield _line(
             f"charged_at_{at}",
-            f"pool-resident bytes within the scope's file bytes + {CHARGE_SHARE:.0%}",
+            f"pool-resident bytes within the scope's file bytes + max({CHARGE_SHARE:.0%}, 1 MiB)",
             f"{resident} B resident, {charged} B charged",
-            ok=None if resident is None or charged is None else resident <= charged * (1 + CHARGE_SHARE),
+            ok=None
+            if resident is None or charged is None
+            else resident <= charged + max(CHARGE_SHARE * charged, CHARGE_BYTES),
         )
 
 
 def _own_memory(run: Run, demand: Demand) -> Iterator[Invariant]:
     """What a mode holds of its own: as much as asked, filled before the first pass, and serving what it should."""
-    if run.cell.reading.native == "drop":
+    if run.cell.reading.native == "drop" and run.measured.prefetch is None:  # what was advised in vain stays
         left, in_flight = run.measured.residency_at("exit"), 2 * run.output.start.threads * _largest(demand.plan)
         yield _line(
             "not_admitted",
@@ -555,7 +566,9 @@ def _physics(run: Run, demand: Demand, figures: Figures) -> Iterator[Invariant]:
         otherwise=FLAGGED,
     )
     logical = run.measured.bytes + run.measured.spine_bytes
-    if device is None or factor is None or device <= logical * factor or run.measured.prefetch is not None:
+    if device is None or factor is None or run.measured.prefetch is not None:
+        return
+    if device <= logical * factor + METADATA_BYTES:
         return
     refault = figures.refault_file_pages
     excess = device - logical * factor

@@ -36,6 +36,7 @@ COLD_EXPERTS = 64
 """Distinct experts read once to measure the cold factor."""
 LANDING_EXPERTS = 2
 """Experts a thread that a full arena leaves room for: what misses needs a page to land on."""
+_SMALL = "--moetier-capacity with a larger size, or --moetier-threads with fewer"
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,26 +231,36 @@ def _lists(rig: Rig, cell: Cell) -> _Lists:
             "an oracle labelled oracle, and a predictor's plan labelled plan",
             "give --moetier-advice a file that a predictor made (moetier plan predict)",
         )
+    if advice is not None and not len(advice.ids):
+        raise UnsupportedHostError(
+            f"prefetch {cell.prefetch} by {advice.words}: it names nothing to read ahead in what is replayed",
+            "one list to submit or more",
+            "other advice, a lower --moetier-min-recall, or more --moetier-iterations",
+        )
     return _Lists(table, advice)
 
 
-def own_bytes(mode: Mode, capacity_bytes: int, threads: int, largest_expert: int) -> int:
+def own_bytes(mode: Mode, capacity_bytes: int, threads: int, largest_expert: int, locked_bytes: int = 0) -> int:
     """Return the size of a mode's own memory at a capacity, in bytes.
 
     An arena of the whole capacity leaves what the misses in flight land on; a user-space cache reads past the page
-    cache, and needs no such room.
+    cache, and needs no such room, but an expert for each thread and one more. Both leave what else is locked (a spine).
 
     Raises:
-        InputError: the capacity is too small for it.
+        UnsupportedHostError: the capacity is too small for it.
     """
-    asked = int(capacity_bytes * mode.share)
-    if mode.arena:
-        asked = min(asked, capacity_bytes - LANDING_EXPERTS * threads * largest_expert)
-    if mode.share and asked < largest_expert:
-        raise InputError(
-            f"{mode.share:.0%} of {format_bytes(capacity_bytes)} with {threads} threads leaves no room for one expert"
-            f" of {format_bytes(largest_expert)}",
+    if not mode.share:
+        return 0
+    landing = LANDING_EXPERTS * threads * largest_expert if mode.arena else 0
+    asked = min(int(capacity_bytes * mode.share), capacity_bytes - landing - locked_bytes)
+    least = 1 if mode.arena else threads + 1
+    if asked < least * largest_expert:
+        beside = f" and {format_bytes(locked_bytes)} locked" if locked_bytes else ""
+        raise UnsupportedHostError(
+            f"{mode.share:.0%} of {format_bytes(capacity_bytes)} with {threads} threads{beside} leaves no room for"
+            f" {'one expert' if least == 1 else f'{least} experts'} of {format_bytes(largest_expert)}",
             "a larger capacity or share, or fewer threads",
+            _SMALL,
         )
     return asked // PAGE_BYTES * PAGE_BYTES
 
@@ -302,11 +313,16 @@ def _cell_options(rig: Rig, cell: Cell, capacity_bytes: int, lists: _Lists, scop
     delivery, _ = delivery_of(cell.prefetch)
     if cell.spine != "none" and manifest.spine is None:
         raise InputError(f"pool {manifest.name} has no spine", "one that has", "moetier pool create --spine SIZE")
+    locked = manifest.spine_bytes if cell.spine == "locked" else 0
+    if locked >= capacity_bytes:
+        raise UnsupportedHostError(
+            f"a locked spine of {format_bytes(locked)} in {format_bytes(capacity_bytes)}", "a larger capacity", _SMALL
+        )
     return replace(
         _options(rig, mode.native, scope),
         warm_mode=FILLS[cell.fill][0] if cell.fill else "",
         warm_chunk_bytes=FILLS[cell.fill][1] if cell.fill else None,
-        own_bytes=own_bytes(mode, capacity_bytes, rig.options.threads, int(rig.plan.expert_bytes.max())),
+        own_bytes=own_bytes(mode, capacity_bytes, rig.options.threads, int(rig.plan.expert_bytes.max()), locked),
         table=lists.table.path if lists.table else None,
         spine=manifest.spine.path if manifest.spine is not None and cell.spine != "none" else "",
         spine_lock=cell.spine == "locked",

@@ -451,7 +451,12 @@ class Replayer:
         if self._process.returncode == _EXIT_USAGE:
             raise InputError(message)
         if self._process.returncode == _EXIT_MLOCK:
-            raise UnsupportedHostError(message, do="raise RLIMIT_MEMLOCK (`ulimit -l unlimited`), or be root")
+            seen, _, _ = message.partition("; run as root")  # its own advice
+            raise UnsupportedHostError(
+                seen, "memory that may be locked", "raise RLIMIT_MEMLOCK (`ulimit -l unlimited`), or be root"
+            )
+        if event.get("code") == "memory":
+            raise UnsupportedHostError(message, "memory for it", "free some, or measure a smaller --moetier-capacity")
         if event.get("code") in {"stamp_mismatch", "short_read", "sigbus", "open", "read"}:
             raise AccountingError(
                 message, "every planned byte, as the pool was written", "moetier pool check --full POOL"

@@ -110,7 +110,9 @@ _Metrics = Mapping[str, Metric]
 
 
 def _table(finding: str, records: Sequence[Record], session: MoetierSession) -> Table:
-    contexts = list(session.campaign.contexts.values())
+    results = session.campaign.results
+    cells = [results[one.cell].cell for one in records if one.cell in results]
+    contexts = [found for cell in cells if (found := session.campaign.context_of(cell)) is not None]
     kinds = [
         word
         for word, yes in (
@@ -314,8 +316,9 @@ def _remarks(session: MoetierSession) -> list[str]:
             lines += [f"{record.verdict} {where}: {line}" for line in (said if record.traced else said[:1])]
     lines += [f"supported {one.test}: {judged}" for one in records for judged in _told(one)]
     lines += _not_examined([one for one in records if one.traced and one.verdict == "not_examined"])
-    lines += [line for record in records if (line := _lowered(record))]
-    lines += [line for record in records for line in _knowing(record)]
+    # Two findings may rest on one cell, of which the same is then to be said.
+    lines += dict.fromkeys(line for record in records if (line := _lowered(record)))
+    lines += dict.fromkeys(line for record in records for line in _knowing(record))
     counts = {name: sum(one.verdict == name for one in records) for name in _COLOURS}
     lines.append("verdicts: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
     return lines
@@ -372,14 +375,16 @@ def _comparison(session: MoetierSession, *, markup: bool) -> list[str]:
     if session.baseline is not None and current:
         path, cells = session.baseline
         contexts = {one.cell.id: session.campaign.contexts[one.cell.workload] for one in proved}
-        lines += _ratios(path, compare(cells, current, contexts, _COMPARED), current, _COMPARED, markup=markup)
+        lists = {one.cell.id: [each.words for each in one.lists] for one in proved}
+        found = compare(cells, current, contexts, lists, _COMPARED)
+        lines += _ratios(path, found, current, _COMPARED, markup=markup)
     traced = {str(one.cell): one for one in session.records.values() if one.traced and not one.over}
     if session.routing_baseline is not None and traced:
         path, stored = session.routing_baseline
         figures = _figures_by_subject(session)
         accounting = {subject: one.accounting[0] for subject, one in traced.items()}
-        found = compare_traces(stored, figures, accounting, _COMPARED_TRACES)
-        lines += _ratios(path, found, figures, _COMPARED_TRACES, markup=markup)
+        traces = compare_traces(stored, figures, accounting, _COMPARED_TRACES)
+        lines += _ratios(path, traces, figures, _COMPARED_TRACES, markup=markup)
     return lines or ["compare: no stored session with metrics; store one with --benchmark-autosave"]
 
 

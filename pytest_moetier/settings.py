@@ -84,11 +84,11 @@ def _read(config: pytest.Config) -> Options:
         modes=_modes(option(config, "mode")),
         advice=Path(option(config, "advice")) if option(config, "advice") else None,
         min_recall=_share(option(config, "min_recall") or "0", "min-recall"),
-        compute_seconds=_seconds(option(config, "compute") or "0", "compute"),
+        compute_seconds=_seconds(option(config, "compute") or "0", "compute", most=60),
         rounds=_number(option(config, "rounds"), "rounds", minimum=1),
         seed=_number(seed, "seed", minimum=0) if seed else None,
         iterations=_number(option(config, "iterations") or "0", "iterations", minimum=0),
-        threads=_number(option(config, "threads") or min(8, max(2, os.cpu_count() or 2)), "threads", minimum=1),
+        threads=_number(option(config, "threads") or min(8, max(2, os.cpu_count() or 2)), "threads", 1, 1024),
         reserve_bytes=_size(option(config, "reserve"), "reserve"),
         wait_seconds=_seconds(option(config, "wait"), "wait"),
         stamps=_choices(option(config, "stamps"), "stamps", ("full", "ends", "none"))[0],
@@ -111,19 +111,21 @@ def _pool(value: str) -> Path:
         raise InputError(f"{path}: {error}", "a folder", "name one: --moetier-pool DIR") from error
 
 
-def _words(value: str | Iterable[str], name: str) -> list[str]:
-    parts = value.split(",") if isinstance(value, str) else [str(one) for one in value]
+def _words(value: object, name: str) -> list[str]:
+    if not isinstance(value, str | int | float | Iterable):  # from a marker
+        raise InputError(f"--moetier-{name} {value!r} is no word", "a word, or several")
+    parts = [str(one) for one in value] if not isinstance(value, str | int | float) else str(value).split(",")
     words = list(dict.fromkeys(one.strip() for one in parts if one.strip()))
     if not words:
         raise InputError(f"--moetier-{name} is empty", "at least one value")
     return words
 
 
-def _capacities(value: str | Iterable[str]) -> tuple[Capacity, ...]:
+def _capacities(value: object) -> tuple[Capacity, ...]:
     return tuple(dict.fromkeys(Capacity.parse(word) for word in _words(value, "capacity")))
 
 
-def _choices(value: str | Iterable[str], name: str, known: tuple[str, ...]) -> tuple[str, ...]:
+def _choices(value: object, name: str, known: tuple[str, ...]) -> tuple[str, ...]:
     words = _words(value, name)
     for word in words:
         if word not in known:
@@ -131,12 +133,12 @@ def _choices(value: str | Iterable[str], name: str, known: tuple[str, ...]) -> t
     return tuple(words)
 
 
-def _mglru(value: str | Iterable[str]) -> tuple[str, ...]:
+def _mglru(value: object) -> tuple[str, ...]:
     words = _choices(value, "mglru", (*MGLRU_STATES, "both"))
     return tuple(dict.fromkeys(state for word in words for state in (("on", "off") if word == "both" else (word,))))
 
 
-def _modes(value: str | Iterable[str]) -> tuple[str, ...]:
+def _modes(value: object) -> tuple[str, ...]:
     words = _words(value, "mode")
     for word in words:
         mode_of(word)
@@ -153,23 +155,25 @@ def _share(value: str | float, name: str) -> float:
     return share
 
 
-def _number(value: str | int, name: str, minimum: int) -> int:
+def _number(value: str | int, name: str, minimum: int, most: int = sys.maxsize) -> int:
+    span = f"{minimum} or more" if most == sys.maxsize else f"{minimum} to {most}"
     try:
         number = int(str(value))
     except ValueError as error:
-        raise InputError(f"--moetier-{name} {value!r} is not a whole number", f"{minimum} or more") from error
-    if number < minimum:
-        raise InputError(f"--moetier-{name} is {number}", f"{minimum} or more")
+        raise InputError(f"--moetier-{name} {value!r} is not a whole number", span) from error
+    if not minimum <= number <= most:
+        raise InputError(f"--moetier-{name} is {number}", span)
     return number
 
 
-def _seconds(value: str | float, name: str) -> float:
+def _seconds(value: str | float, name: str, most: float = sys.float_info.max) -> float:
     try:
         seconds = float(str(value))
     except ValueError:
         seconds = math.nan
-    if not 0 <= seconds < math.inf:
-        raise InputError(f"--moetier-{name} {value!r} is no time", "seconds, 0 or more")
+    if not 0 <= seconds <= most:
+        span = "0 or more" if most > 1e9 else f"0 to {most:g}"
+        raise InputError(f"--moetier-{name} {value!r} is no time", f"seconds, {span}")
     return seconds
 
 
@@ -232,18 +236,32 @@ def _trace(word: str) -> tuple[str, Path]:
     return (domain, Path(name)) if found and not Path(word).exists() else ("trace", Path(word))
 
 
-def need_traces(config: pytest.Config) -> None:
-    """Refuse traces that are not there before anything runs, once, and not by every test.
+def need_files(config: pytest.Config) -> None:
+    """Refuse traces and advice that are not there before anything runs, once, and not by every test.
 
     Raises:
-        pytest.UsageError: a file of ``--moetier-trace`` does not exist.
+        pytest.UsageError: a file of ``--moetier-trace`` or ``--moetier-advice`` does not exist.
     """
-    for _, path in read_options(config).traces:
+    options = read_options(config)
+    if options.advice is not None and not options.advice.is_file():
+        _need_predictor(options.advice)
+    for _, path in options.traces:
         if not path.exists():
             raise pytest.UsageError(
                 f"pytest-moetier: trace {path}: No such file; expected --moetier-trace [DOMAIN=]FILE with a trace file;"
                 " next: `moetier trace synth PRESET FILE` writes one to try with"
             )
+
+
+def _need_predictor(advice: Path) -> None:
+    from pytest_moetier.advice import PREDICTORS  # noqa: PLC0415 - numpy only where advice is given
+
+    if str(advice).replace("-", "_") not in PREDICTORS:
+        seen = "it is no plain file" if advice.exists() else "No such file"
+        raise pytest.UsageError(
+            f"pytest-moetier: advice {advice}: {seen}; expected --moetier-advice with a file, or one of"
+            f" {', '.join(PREDICTORS)}; next: `moetier plan predict TRACE FILE --predictor NAME` makes one"
+        )
 
 
 def cells_for(config: pytest.Config, definition: pytest.Item) -> list[Cell]:
@@ -255,13 +273,16 @@ def cells_for(config: pytest.Config, definition: pytest.Item) -> list[Cell]:
     options = read_options(config)
     marker = definition.get_closest_marker("moetier")
     chosen = dict(marker.kwargs) if marker else {}
-    given = option(config, "capacity") != CAPACITIES
+    named = getattr(config.option, "moetier_capacity", None) is not None  # also where it names what is the default
+    given = named or option(config, "capacity") != CAPACITIES
     try:
         return _cells(options, chosen, definition.path.stem.removeprefix("test_"), given=given)
-    except InputError as error:
-        raise pytest.UsageError(f"pytest-moetier: {definition.nodeid}: {error}") from error
+    except InputError as error:  # the options were read above: it is a word of the marker, or a pair that cannot be
+        said = InputError(error.seen.removeprefix("--moetier-"), error.expected, error.do or _MARKER)
+        raise pytest.UsageError(f"pytest-moetier: {definition.nodeid}: {said}") from error
 
 
+_MARKER = "see the test's marker moetier(...), and the --moetier options that it does not replace"
 _MARKED = ("finding", "capacity", "default_capacity", "mechanism", "mglru", "mode", "prefetch", "workload", "fill")
 _MARKED_TOO = ("spine", "read_limit")
 
@@ -275,8 +296,7 @@ def _cells(options: Options, chosen: dict[str, Any], finding: str, *, given: boo
         capacities = _capacities(chosen["capacity"])
     elif "default_capacity" in chosen and not given:
         capacities = _capacities(chosen["default_capacity"])
-    limits = chosen.get("read_limit", 0)
-    limits = [limits] if isinstance(limits, str | int) else limits
+    limits = _words(chosen.get("read_limit", 0), "read_limit")
     axes = (
         capacities,
         _choices(chosen.get("mechanism", options.mechanisms), "mechanism", MECHANISMS),
@@ -286,9 +306,9 @@ def _cells(options: Options, chosen: dict[str, Any], finding: str, *, given: boo
         _choices(chosen.get("workload", "single"), "workload", WORKLOADS),
         ("",) if "fill" not in chosen else _words(chosen["fill"], "fill"),
         _choices(chosen.get("spine", "none"), "spine", SPINES),
-        tuple(_size(one, "read_limit") if one else 0 for one in limits),
+        tuple(0 if one == "0" else _size(one, "read_limit") for one in limits),
     )
-    name = chosen.get("finding", finding)
+    name = str(chosen.get("finding", finding))
     return [Cell(name, *point) for point in itertools.product(*axes)]
 
 

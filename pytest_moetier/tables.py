@@ -49,7 +49,11 @@ def train_table(plan: Plan) -> Listed:
     """
     iterations = int(plan.n_iterations * TRAIN_SHARE)
     if not iterations:
-        raise InputError(f"{plan.n_iterations} iteration", "2 or more, to train a table on the first 60%")
+        raise InputError(
+            f"{plan.n_iterations} iteration",
+            "2 or more, to train a table on the first 60%",
+            "a longer trace, or --moetier-iterations with more",
+        )
     words = f"table of the first {iterations} of {plan.n_iterations} iterations"
     return _table(plan, plan.sequence[: int(plan.iterations[iterations])], words)
 

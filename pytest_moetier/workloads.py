@@ -8,7 +8,7 @@ asks for them and removed at the end, so that modes which write may have them.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 
@@ -25,8 +25,8 @@ from pytest_moetier.advice import (
     to_lists,
     withhold,
 )
-from pytest_moetier.errors import UnsupportedHostError
-from pytest_moetier.lists import Lists, write_lists
+from pytest_moetier.errors import InputError, UnsupportedHostError
+from pytest_moetier.lists import ORACLE, Lists, write_lists
 from pytest_moetier.modes import DOMAIN, OWN, TRAIN
 from pytest_moetier.plan import Plan, build_plan, shuffled_plan
 from pytest_moetier.pool.manifest import Manifest
@@ -105,13 +105,32 @@ class Workload:
             return ListFile(path, listed.words, listed.oracle, listed.lists.ids)
         lists, words, found = self._advice(word)
         write_lists(lists, path)
-        return ListFile(path, words, word == "oracle", lists.ids, found)
+        return ListFile(path, words, bool(lists.flags & ORACLE), lists.ids, found)
+
+    def check_advice(self) -> None:
+        """Refuse advice of the user's that is no predictor's plan for this trace, before anything is measured.
+
+        Raises:
+            InputError: the file of advice is not for this trace, or mislabelled, or an oracle.
+        """
+        given = self.asked.advice
+        if given is None or str(given).replace("-", "_") in {*PREDICTORS} - {"oracle"}:
+            return
+        lists, words, _ = self._advice("plan")
+        if lists.flags & ORACLE:
+            raise InputError(
+                f"--moetier-advice {given} is labelled {words}",
+                "a predictor's plan: an oracle is measured beside it in any case",
+                "give it a file that a predictor made (moetier plan predict), or a predictor's name",
+            )
 
     def _table(self, word: str) -> Listed:
         if word == OWN:
             return own_table(self.plan)
         if word == TRAIN:
             return train_table(self.plan)
+        if self.other is None and not self.asked.traces:
+            raise UnsupportedHostError(f"workload {self.word} has no other domain", "workload single")
         if self.other is None:
             raise UnsupportedHostError(
                 "one trace is given, and a table of another domain asked for",
@@ -130,8 +149,8 @@ class Workload:
             advice = oracle(trace)
         elif self.asked.advice is None:
             advice = noisy_oracle(trace, seed=SYNTHETIC_SEED)
-        elif str(self.asked.advice) in PREDICTORS:
-            advice = predict(trace, str(self.asked.advice))
+        elif (predictor := str(self.asked.advice).replace("-", "_")) in PREDICTORS:
+            advice = predict(trace, predictor)
         else:
             advice = load_advice(self.asked.advice, trace)
         if word == "plan" and self.asked.min_recall:
@@ -184,6 +203,11 @@ def small_box(manifest: Manifest, _asked: Asked) -> Workload:
 def small_box_q2_shape() -> Shape:
     """Return the same pool at a coarser quantisation: experts of 308 KiB, 1.66 times fewer bytes."""
     return resolve_shape("olmoe-1b-7b", expert_bytes="308KiB")
+
+
+def small_box_q2(manifest: Manifest, asked: Asked) -> Workload:
+    """Return the same iterations over that pool."""
+    return replace(small_box(manifest, asked), word="small_box_q2")
 
 
 def hit_cost_shape() -> Shape:
@@ -250,14 +274,18 @@ def _synthetic_other(manifest: Manifest, asked: Asked) -> tuple[str, Plan]:
 
 def _given_other(manifest: Manifest, asked: Asked) -> tuple[str, Plan]:
     domain, path = asked.traces[1]
-    return domain, build_plan(load_trace(path), manifest)
+    trace = load_trace(path)
+    try:
+        return domain, build_plan(trace, manifest)
+    except InputError as error:  # of two traces, the one that it is about
+        raise InputError(f"{path}: {error.seen}", error.expected, error.do) from error
 
 
 BUILDERS: dict[str, Callable[[Manifest, Asked], Workload]] = {
     "single": single,
     "batch4": batch4,
     "small_box": small_box,
-    "small_box_q2": small_box,
+    "small_box_q2": small_box_q2,
     "hit_cost": hit_cost,
 }
 """How each workload is built over the manifest of its pool."""

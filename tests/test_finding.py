@@ -20,6 +20,7 @@ from pytest_moetier.finding import (
     Bound,
     HostMatch,
     Metric,
+    Span,
     bounds_for,
     judge,
     load_bounds,
@@ -80,6 +81,68 @@ def test_a_verdict_needs_the_value_and_the_invariants_it_rests_on(
     found = judge(bound(maximum=3.0, needs=("steady",)), value, [run(steady="held"), run(**states)], "a single round")
     assert found.verdict == verdict
     assert str(found) == said
+
+
+SPANS = [
+    ((1.0, 2.0, 3.0), "supported"),
+    ((3.0, 3.0, 3.0), "supported"),
+    ((3.1, 4.0, 5.0), "refuted"),
+    ((1.0, 2.0, 3.1), "not_examined"),  # the most of the rounds is beyond, the rest is not
+    ((2.9, 4.0, 5.0), "not_examined"),  # the least of them is not beyond, the rest is
+]
+
+
+@pytest.mark.parametrize(("span", "verdict"), SPANS)
+def test_a_span_of_rounds_is_told_only_when_all_of_it_is_on_one_side(
+    span: tuple[float, float, float], verdict: str
+) -> None:
+    found = judge(bound(maximum=3.0), Span(*span), [])
+    assert (found.verdict, found.value) == (verdict, span[1])
+    assert f": {span[0]:.4g} to {span[2]:.4g} over the rounds" in str(found)
+    mirrored = judge(bound(minimum=-3.0), Span(*(-one for one in reversed(span))), [])
+    assert (mirrored.verdict, mirrored.value) == (verdict, -span[1])
+
+
+@pytest.mark.parametrize(
+    ("span", "verdict"),
+    [
+        ((0.97, 1.0, 1.03), "supported"),
+        ((0.90, 0.92, 0.95), "refuted"),
+        ((1.05, 1.06, 1.07), "refuted"),
+        ((0.90, 1.0, 1.03), "not_examined"),
+        ((0.90, 1.0, 1.10), "not_examined"),  # on both sides of the bound, and in it
+    ],
+)
+def test_a_bound_with_two_limits_is_refuted_only_by_a_span_wholly_outside_of_one(
+    span: tuple[float, float, float], verdict: str
+) -> None:
+    assert judge(bound(minimum=0.96, maximum=1.04), Span(*span), []).verdict == verdict
+
+
+@given(
+    values=st.lists(st.floats(0.5, 1.5), min_size=1, max_size=5),
+    low=st.floats(0.5, 1.0),
+    high=st.floats(1.0, 1.5),
+)
+def test_a_span_is_supported_by_all_rounds_refuted_by_all_or_not_told(
+    values: list[float], low: float, high: float
+) -> None:
+    limits = bound(minimum=low, maximum=high)
+    found = judge(limits, Span(min(values), values[0], max(values)), [])
+    each = [limits.holds(one) for one in values]
+    if found.verdict == "supported":
+        assert all(each)
+    elif found.verdict == "refuted":
+        assert not any(each)
+    else:
+        assert "which cannot tell" in str(found)
+        assert not all(each)
+
+
+def test_a_span_needs_the_invariants_it_rests_on_as_a_value_does() -> None:
+    found = judge(bound(maximum=3.0, needs=("steady",)), Span(1.0, 2.0, 2.5), [run(steady="flagged")])
+    assert (found.verdict, found.value) == ("not_examined", 2.0)
+    assert str(found) == "x is 2, expected at most 3 (s): invariant steady is flagged"
 
 
 def test_bounds_are_chosen_by_the_pattern_of_the_cells_id() -> None:

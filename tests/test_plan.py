@@ -14,7 +14,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pytest_moetier.errors import InputError
-from pytest_moetier.plan import HEADER_BYTES, Plan, build_plan, cold_plan, read_plan, write_plan
+from pytest_moetier.plan import (
+    HEADER_BYTES,
+    THROWAWAY,
+    Plan,
+    build_plan,
+    cold_plan,
+    read_plan,
+    shuffled_plan,
+    write_plan,
+)
 from pytest_moetier.pool.manifest import Manifest
 from pytest_moetier.trace.records import NORMAL, SPEC_ACCEPT, SPEC_FALLBACK, Trace, make_trace
 from pytest_moetier.trace.synth import synth_trace
@@ -97,6 +106,40 @@ def test_more_layers_or_ids_than_the_pool_has_are_refused() -> None:
         build_plan(speculative(), pool(layers=(0,), expert_bytes=(4096,)))
     with pytest.raises(InputError, match="selects expert 7 in layer 5; expected an id below 7"):
         build_plan(speculative(), pool(experts=7))
+
+
+@given(experts=st.integers(1, 16), iterations=st.integers(1, 20), seed=st.integers(0, 2**32))
+def test_a_shuffled_plan_reads_the_first_experts_once_an_iteration(experts: int, iterations: int, seed: int) -> None:
+    plan = shuffled_plan(pool(), experts, iterations, seed)
+    rows = plan.sequence.reshape(iterations, experts)
+    assert (np.sort(rows, axis=1) == np.arange(experts)).all()
+    assert plan.iterations.tolist() == list(range(0, experts * iterations + 1, experts))
+    assert plan.sequence.tolist() == shuffled_plan(pool(), experts, iterations, seed).sequence.tolist()
+    assert plan.synthetic_trace
+
+
+def test_a_shuffled_plans_orders_differ_by_iteration_and_by_seed() -> None:
+    rows = shuffled_plan(pool(), 16, 12, 1).sequence.reshape(12, 16).tolist()
+    assert len({tuple(row) for row in rows}) == 12
+    assert rows != shuffled_plan(pool(), 16, 12, 2).sequence.reshape(12, 16).tolist()
+
+
+@pytest.mark.parametrize(("experts", "iterations"), [(0, 1), (17, 1), (4, 0)])
+def test_a_shuffled_plan_of_nothing_or_beyond_the_pool_is_refused(experts: int, iterations: int) -> None:
+    with pytest.raises(InputError, match=rf"^{iterations} reads of {experts} experts; expected 1 to 16"):
+        shuffled_plan(pool(), experts, iterations, 0)
+
+
+@pytest.mark.parametrize("throwaway", [True, False])
+def test_a_plan_says_whether_its_pool_may_be_written_to(tmp_path: Path, *, throwaway: bool) -> None:
+    for plan in (
+        build_plan(speculative(), pool(throwaway=throwaway)),
+        cold_plan(pool(throwaway=throwaway), 4, seed=0),
+        shuffled_plan(pool(throwaway=throwaway), 4, 2, 0),
+    ):
+        assert bool(plan.flags & THROWAWAY) == throwaway
+        write_plan(plan, tmp_path / "plan")
+        assert read_plan(tmp_path / "plan").flags == plan.flags
 
 
 def test_the_header_is_laid_out_as_the_replayer_reads_it(tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ static bool add_locked(struct chunks *chunks, uint64_t bytes, struct failure *fa
     if (base == MAP_FAILED)
         return failure_set(failure, EXIT_FAILED, "memory", "%" PRIu64 " bytes asked: %s", bytes, strerror(errno));
     madvise(base, bytes, MADV_HUGEPAGE); // fewer faults; only a hint
-    if (!lock_memory(base, bytes, failure)) {
+    if (!lock_memory(base, bytes, bytes, failure)) {
         munmap(base, bytes);
         return false;
     }

@@ -20,7 +20,7 @@ uint64_t mem_available_bytes(void)
     return kib * 1024;
 }
 
-static bool refused(uint64_t bytes, int error, struct failure *failure)
+static bool refused(uint64_t asked, int error, struct failure *failure)
 {
     struct rlimit limit = {0};
     char value[32] = "unlimited";
@@ -28,7 +28,7 @@ static bool refused(uint64_t bytes, int error, struct failure *failure)
     if (limit.rlim_cur != RLIM_INFINITY)
         snprintf(value, sizeof value, "%ju bytes", (uintmax_t)limit.rlim_cur);
     return failure_set(failure, EXIT_MLOCK, "mlock", "mlock of %" PRIu64 " bytes refused (%s): VmLck is %" PRIu64
-                       " bytes, RLIMIT_MEMLOCK is %s; run as root, or raise it with ulimit -l", bytes, strerror(error),
+                       " bytes, RLIMIT_MEMLOCK is %s; run as root, or raise it with ulimit -l", asked, strerror(error),
                        self_status_bytes("VmLck"), value);
 }
 
@@ -42,9 +42,9 @@ static void raise_limit(void)
     }
 }
 
-bool lock_memory(const void *memory, uint64_t bytes, struct failure *failure)
+bool lock_memory(const void *memory, uint64_t bytes, uint64_t asked, struct failure *failure)
 {
     raise_limit();
     // The system call itself: under ASan the function would do nothing.
-    return syscall(SYS_mlock, memory, bytes) == 0 || refused(bytes, errno, failure);
+    return syscall(SYS_mlock, memory, bytes) == 0 || refused(asked, errno, failure);
 }

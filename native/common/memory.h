@@ -10,7 +10,8 @@
 // MemAvailable; UINT64_MAX where it cannot be read.
 uint64_t mem_available_bytes(void);
 
-// Locks a mapping into memory, which faults every page in. A refusal is final: memory that may leave is not what was asked for.
-bool lock_memory(const void *memory, uint64_t bytes, struct failure *failure);
+// Locks mapped memory, which faults every page in. A refusal is final: memory that may leave is not what was asked for. It names
+// `asked`, the bytes of the whole of which this may be a piece.
+bool lock_memory(const void *memory, uint64_t bytes, uint64_t asked, struct failure *failure);
 
 #endif

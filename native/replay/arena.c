@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/memory.h"
 #include "replay/reader.h"
 #include "replay/stop.h"
 
@@ -42,11 +41,7 @@ bool arena_open(struct arena *arena, const struct plan *plan, const uint32_t *ta
         return failure_set(failure, EXIT_USAGE, "usage", "--own-bytes %" PRIu64 ": expected room for the table's first expert "
                            "at least (%" PRIu64 " bytes)", bytes, n_table ? plan->experts[table[0]].bytes : 0);
     snprintf(what, sizeof what, "an arena of %" PRIu64 " experts", arena->n_experts);
-    if (!region_map(&arena->region, mapped, what, failure) ||
-        !lock_memory(arena->region.memory, arena->region.bytes, failure))
-        return false;
-    region_touch(&arena->region);
-    return true;
+    return region_map(&arena->region, mapped, what, failure) && region_lock(&arena->region, failure);
 }
 
 struct filling {

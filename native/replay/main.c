@@ -90,13 +90,16 @@ static bool start_background(struct replay *replay, uint32_t open_files, struct 
 // After the destinations are touched: what is available then may be taken.
 static bool prepare_own(struct replay *replay, struct failure *failure)
 {
-    counters_read(&replay->counters);
+    if (!mode_owns(replay->options.mode))
+        return true;
+    counters_read(&replay->counters); // the preload is measured apart from the passes
     if (!own_open(&replay->own, &replay->options, &replay->table, &replay->pool, replay->crew.stamps, failure))
         return false;
     counters_read(&replay->counters);
     lists_free(&replay->table);
-    if (replay->own.kind != OWN_NONE)
-        event_own(&replay->line, &replay->options, &replay->own, &replay->counters);
+    if (stopping()) // it may be locked and filled in part, and nothing will be read
+        return true;
+    event_own(&replay->line, &replay->options, &replay->own, &replay->counters);
     return true;
 }
 
@@ -173,7 +176,8 @@ static bool prepare(struct replay *replay, struct failure *failure)
     if ((options->spine_lock && !spine_lock(&replay->spine, failure)) || !start(replay, failure))
         return false;
     uint64_t locked = own_locked_bytes(&replay->own) + (options->spine_lock ? spine_locked_bytes(&replay->spine) : 0);
-    event_ready(&replay->line, own_mapped_bytes(&replay->own), locked);
+    if (!stopping())
+        event_ready(&replay->line, own_mapped_bytes(&replay->own), locked);
     return true;
 }
 

@@ -82,7 +82,7 @@ void options_help(void)
          "  --background-threads N threads of mmap_background that pread ahead (default 1)\n"
          "  --threads N            threads that share each iteration's accesses (default 2)\n"
          "  --passes NAME,...      replay the whole plan once per name (default warm,measured)\n"
-         "  --destinations N       distinct page-aligned buffers, each as large as the largest expert (default max(64, threads))\n"
+         "  --destinations N       distinct page-aligned buffers, as large as the largest expert (default max(64, threads))\n"
          "  --stamps WHICH         full, ends or none: page stamps compared in a stamped pool (default full)\n"
          "  --hits PROBE           none, cachestat, mincore or auto: resident bytes before each read (default none)\n"
          "  --hits-passes NAME,... count hits in these passes alone (default all)\n"

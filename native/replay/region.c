@@ -8,8 +8,10 @@
 #include "common/memory.h"
 #include "replay/plan.h"
 #include "replay/residency.h"
+#include "replay/stop.h"
 
 static const uint64_t HUGE_BYTES = 2u << 20;
+static const uint64_t PIECE_BYTES = 64u << 20;
 
 static bool refused(uint64_t bytes, const char *what, const char *why, struct failure *failure)
 {
@@ -38,10 +40,31 @@ bool region_map(struct region *region, uint64_t bytes, const char *what, struct 
     return true;
 }
 
+static void touch(const struct region *region, uint64_t from, uint64_t bytes)
+{
+    for (uint64_t at = from; at < from + bytes; at += PAGE_BYTES)
+        ((volatile char *)region->memory)[at] = 1;
+}
+
+static uint64_t piece(const struct region *region, uint64_t at)
+{
+    return region->bytes - at < PIECE_BYTES ? region->bytes - at : PIECE_BYTES;
+}
+
+bool region_lock(const struct region *region, struct failure *failure)
+{
+    for (uint64_t at = 0; at < region->bytes && !stopping(); at += PIECE_BYTES) {
+        if (!lock_memory(region->memory + at, piece(region, at), region->bytes, failure))
+            return false;
+        touch(region, at, piece(region, at)); // each page the process's own, whatever the kernel chose to map
+    }
+    return true;
+}
+
 void region_touch(const struct region *region)
 {
-    for (uint64_t at = 0; at < region->bytes; at += PAGE_BYTES)
-        ((volatile char *)region->memory)[at] = 1;
+    for (uint64_t at = 0; at < region->bytes && !stopping(); at += PIECE_BYTES)
+        touch(region, at, piece(region, at));
 }
 
 void region_unmap(struct region *region)

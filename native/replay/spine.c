@@ -55,7 +55,7 @@ bool spine_open(struct spine *spine, const struct pool *pool, const char *path, 
 
 bool spine_lock(const struct spine *spine, struct failure *failure)
 {
-    if (lock_memory(spine->base, spine->bytes, failure))
+    if (lock_memory(spine->base, spine->bytes, spine->bytes, failure))
         return true;
     failure_path(failure, spine->path);
     return false;
@@ -81,8 +81,8 @@ bool spine_copy(const struct spine *spine, char *to, uint64_t offset, uint64_t l
     if (sigbus_copy(to, spine->base + offset, length))
         return true;
     failure_path(failure, spine->path);
-    return failure_set(failure, EXIT_FAILED, "sigbus", "the spine %.800s was truncated while mapped, or its device failed, under "
-                       "a read of %" PRIu64 " bytes at offset %" PRIu64 " (SIGBUS); it had %" PRIu64 " bytes", spine->path, length,
+    return failure_set(failure, EXIT_FAILED, "sigbus", "the spine %.800s was truncated while mapped, or its device failed: no %"
+                       PRIu64 " bytes at offset %" PRIu64 " (SIGBUS), where it had %" PRIu64 " in all", spine->path, length,
                        offset, spine->bytes);
 }
 

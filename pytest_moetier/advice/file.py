@@ -71,7 +71,14 @@ def load_advice(path: Path | str, trace: Trace) -> Advice:
         InputError: no such file, none of the format, of another model or trace, not record for record the trace's, or
             labelled as what it is not; the message names file and line.
     """
-    source = _opened(Path(path))
+    try:
+        return _loaded(Path(path), trace)
+    except InputError as error:
+        raise InputError(error.seen, error.expected, error.do or _MAKE) from error
+
+
+def _loaded(path: Path, trace: Trace) -> Advice:
+    source = _opened(path)
     rows = _rows(source)
     number, row = next(rows)
     head = _head(source, number, row, trace)

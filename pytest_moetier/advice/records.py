@@ -229,7 +229,7 @@ def _check_label(advice: Advice, found: Recall) -> None:
         raise InputError(
             f"advice labelled {advice.kind}, but it is exactly what the trace chose: an oracle labelled as a predictor",
             "the kind oracle, or predictions that were made before the choice",
-            "label it oracle",
+            "label it oracle (`moetier plan predict --predictor oracle` makes one)",
         )
 
 

@@ -35,6 +35,8 @@ def plan_predict(args: argparse.Namespace) -> int:
 
 def _recalls(path: Path) -> list[float]:
     """Return the numbers in a file, one for each layer."""
+    if path.exists() and not path.is_file():  # a pipe that nobody writes to would never end, nor would /dev/zero
+        raise InputError(f"{path} is no plain file", "a text of numbers, one for each layer in its order")
     try:
         words = path.read_text(encoding="utf-8").split()
     except (OSError, UnicodeDecodeError) as error:

@@ -380,7 +380,7 @@ def _own_group(point: Path, root: str, controller: str) -> Path:
 
 
 def group_of(pid: int | str, point: Path, root: str, controller: str) -> Path:
-    """Return the folder of the group that ``pid`` is in, in the hierarchy of a controller ("" for v2) mounted at ``point``.
+    """Return the folder of a process's group, in the hierarchy of a controller ("" for v2) mounted at ``point``.
 
     ``root`` is what of the hierarchy is mounted there.
     """

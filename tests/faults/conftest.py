@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import secrets
+import shutil
 import signal
 import subprocess
 import sys
@@ -12,9 +13,13 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
+import yaml
 
+from pytest_moetier.host import procfs
+from pytest_moetier.pool.manifest import MANIFEST_NAME
 from pytest_moetier.pool.profiles import resolve_shape
 from pytest_moetier.pool.synthetic import create_pool
 
@@ -36,6 +41,7 @@ OPTIONS = (
     f"--moetier-wait={WAIT_SECONDS}",
 )
 QUIET = ("-W", "ignore::pytest.PytestAssertRewriteWarning", "-p", "no:hypothesispytest", "-p", "no:xdist")
+NOBODY = 65534
 INSIDES = re.compile(r"Traceback|INTERNALERROR|pytest_moetier/\w+\.py")
 
 
@@ -72,6 +78,7 @@ class Started:
     mark: str
     folder: Path
     temporary: Path
+    beside: set[Path]
 
     @property
     def text(self) -> str:
@@ -135,12 +142,14 @@ def leftovers(one: Started) -> list[str]:
     left += map(str, Path("/sys/fs/cgroup").rglob(f"moetier-{pid}-*"))
     left += map(str, Path("/run/pytest-moetier").glob(f"journal-{pid}-*"))
     left += map(str, one.temporary.glob("moetier-*"))
+    left += [str(pool) for folder in one.beside for pool in folder.glob(f"moetier-pool-{pid}-*")]
     for row in Path("/sys/block").glob("loop*/loop/backing_file"):
         try:
             image = row.read_text().strip()
         except OSError:
             continue
-        left += [f"{row.parent.parent.name} of {image}"] if image.startswith(str(one.folder)) else []
+        ours = image.startswith(str(one.folder)) or f"/moetier-pool-{pid}-" in image
+        left += [f"{row.parent.parent.name} of {image}"] if ours else []
     mounts = Path("/proc/self/mounts").read_text()
     return left + [line for line in mounts.splitlines() if f"{one.folder}/" in line.split()[1] + "/"]
 
@@ -152,8 +161,14 @@ class Host:
         """Keep everything below ``folder``."""
         self.folder = folder
         self.started: list[Started] = []
-        (folder / "test_capacity.py").write_text(BENCH)
+        self.beside = {folder}
+        self.bench = "test_capacity.py"
+        self.write(BENCH)
         (folder / "bounds.yaml").write_text(BOUNDS)
+
+    def write(self, source: str) -> None:
+        """Let the sessions run ``source`` in place of the one test of a cell."""
+        (self.folder / self.bench).write_text(source)
 
     def start(self, argv: Sequence[str], env: Mapping[str, str] | None = None, **how: object) -> Started:
         """Start a command, its output in a file."""
@@ -167,13 +182,14 @@ class Host:
         with log.open("wb") as file:
             options = {"stdout": file, "stderr": subprocess.STDOUT, "stdin": subprocess.DEVNULL, **how}
             process = subprocess.Popen(list(argv), cwd=self.folder, env=environment, **options)  # type: ignore[call-overload]
-        one = Started(process, log, mark, self.folder, temporary)
+        one = Started(process, log, mark, self.folder, temporary, self.beside)
         self.started.append(one)
         return one
 
     def pytest_argv(self, pool: Path | str, *args: str) -> list[str]:
-        """Return the command line of one cell's session on ``pool``."""
-        command = [sys.executable, "-m", "pytest", "test_capacity.py", "-p", "no:cacheprovider", "-rs", *QUIET]
+        """Return the command line of a session on ``pool``; temporary pools are made beside it."""
+        self.beside.add(Path(pool).absolute().parent)
+        command = [sys.executable, "-m", "pytest", self.bench, "-p", "no:cacheprovider", "-rs", *QUIET]
         return [*command, f"--moetier-pool={pool}", *OPTIONS, *args]
 
     def pytest(self, pool: Path | str, *args: str, env: Mapping[str, str] | None = None) -> Ended:
@@ -215,3 +231,64 @@ def linked_pool(plain_pool: Path, tmp_path: Path) -> Callable[[], Path]:
         return path
 
     return copy
+
+
+@pytest.fixture
+def hollow_pool(plain_pool: Path, tmp_path: Path) -> Path:
+    """A pool of holes a little larger than the host's memory: any capacity that the host has is within it."""
+    path = tmp_path / "hollow"
+    content = yaml.safe_load((plain_pool / MANIFEST_NAME).read_text())
+    memory = procfs.parse_meminfo(procfs.read_text("/proc/meminfo"))["MemTotal"]
+    size = -(-memory // (2 * 896) // 4096) * 4096 + (1 << 20)
+    path.mkdir()
+    changed = {"experts": 896, "k": 1, "expert_bytes": size, "stamped": False}
+    (path / MANIFEST_NAME).write_text(yaml.safe_dump({**content, **changed}))
+    for layer in (0, 1):
+        folder = path / "experts" / f"{layer:03d}"
+        folder.mkdir(parents=True)
+        for expert in range(896):
+            with (folder / f"{expert:04d}").open("wb") as file:
+                file.truncate(size)
+    return path
+
+
+@pytest.fixture
+def covered(host: Host) -> Callable[..., Any]:
+    """Return a call that runs a session with something of the host covered."""
+    if os.geteuid() != 0:
+        pytest.skip(f"covering a part of the host needs root: seen uid {os.geteuid()}")
+
+    def run(script: str, *argv: str, **env: str) -> Any:
+        started = host.start(["unshare", "-m", "sh", "-c", f'{script} && exec "$@"', "sh", *argv], env)
+        return started.finish()
+
+    return run
+
+
+@pytest.fixture
+def nobody(covered: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
+    """Return a call that runs a session as a user without any right, with the interpreter made readable to it."""
+    if shutil.which("setpriv") is None:
+        pytest.skip("no setpriv (util-linux)")
+    closed = _closed_folder(Path(sys.base_prefix).resolve())
+    script = "true"
+    if closed is not None:  # a home that only its owner may enter: cover it, and put the interpreter back inside
+        inside, base = tmp_path / "python", Path(sys.base_prefix).resolve()
+        inside.mkdir()
+        script = f"mount --bind {base} {inside} && mount -t tmpfs -o mode=755 none {closed} && mkdir -p {base}"
+        script += f" && mount --bind {inside} {base}"
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder.name.startswith(("pytest-", "test_")):
+            folder.chmod(0o755)
+    subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", str(tmp_path)], check=True)
+    command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--bounding-set=-all"]
+
+    def run(*argv: str, **env: str) -> Any:
+        return covered(f"{script} && ulimit -l 64", *command, *argv, **{"HOME": str(tmp_path), **env})
+
+    return run
+
+
+def _closed_folder(path: Path) -> Path | None:
+    """Return the topmost folder above ``path`` that others may not enter."""
+    return next((one for one in [*reversed(path.parents), path] if not one.stat().st_mode & 0o001), None)

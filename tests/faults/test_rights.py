@@ -5,7 +5,6 @@ The sessions run in a mount namespace of their own, in which what is to be missi
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
@@ -13,27 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pytest
-
-NOBODY = 65534
 DEVICES = "mknod -m 666 /dev/null c 1 3 && mknod -m 666 /dev/zero c 1 5 && mknod -m 444 /dev/urandom c 1 9"
 WITHOUT = {
     "loop devices": f"mount -t tmpfs none /dev && {DEVICES}",
     "memory controller": "umount -l /sys/fs/cgroup/memory || mount -t tmpfs none /sys/fs/cgroup",
 }
-
-
-@pytest.fixture
-def covered(host: Any) -> Callable[..., Any]:
-    """Return a call that runs a session with something of the host covered."""
-    if os.geteuid() != 0:
-        pytest.skip(f"covering a part of the host needs root: seen uid {os.geteuid()}")
-
-    def run(script: str, *argv: str, **env: str) -> Any:
-        started = host.start(["unshare", "-m", "sh", "-c", f'{script} && exec "$@"', "sh", *argv], env)
-        return started.finish()
-
-    return run
 
 
 def test_without_loop_devices_an_image_is_not_examined_and_plain_files_are_named(
@@ -53,41 +36,12 @@ def test_without_a_memory_controller_a_wall_is_not_examined(
     assert "1 skipped" in ended.text
 
 
-@pytest.fixture
-def nobody(covered: Callable[..., Any], tmp_path: Path) -> Callable[..., Any]:
-    """Return a call that runs a session as a user without any right, with the interpreter made readable to it."""
-    if shutil.which("setpriv") is None:
-        pytest.skip("no setpriv (util-linux)")
-    closed = _closed_folder(Path(sys.base_prefix).resolve())
-    script = "true"
-    if closed is not None:  # a home that only its owner may enter: cover it, and put the interpreter back inside
-        inside, base = tmp_path / "python", Path(sys.base_prefix).resolve()
-        inside.mkdir()
-        script = f"mount --bind {base} {inside} && mount -t tmpfs -o mode=755 none {closed} && mkdir -p {base}"
-        script += f" && mount --bind {inside} {base}"
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.stat().st_uid == os.geteuid() and folder.name.startswith(("pytest-", "test_")):
-            folder.chmod(0o755)
-    subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", str(tmp_path)], check=True)
-    command = ["setpriv", f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups", "--bounding-set=-all"]
-
-    def run(*argv: str, **env: str) -> Any:
-        return covered(f"{script} && ulimit -l 64", *command, *argv, **{"HOME": str(tmp_path), **env})
-
-    return run
-
-
-def _closed_folder(path: Path) -> Path | None:
-    """Return the topmost folder above ``path`` that others may not enter."""
-    return next((one for one in [*reversed(path.parents), path] if not one.stat().st_mode & 0o001), None)
-
-
 def test_without_root_every_mechanism_is_not_examined_and_says_what_would_change_it(
     host: Any, nobody: Callable[..., Any], plain_pool: Path, tmp_path: Path
 ) -> None:
     pool = tmp_path / "mine"
     shutil.copytree(plain_pool, pool)
-    subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", str(pool)], check=True)
+    subprocess.run(["chown", "-R", "65534:65534", str(pool)], check=True)
     options = ("--moetier-mechanism=cgroup,balloon,memboot", "--moetier-reserve=1MiB")
     ended = nobody(*host.pytest_argv(pool, *options))
     assert "3 skipped" in ended.text, ended.text
@@ -104,7 +58,7 @@ def test_without_root_an_image_is_not_examined(
 ) -> None:
     pool = tmp_path / "mine"
     shutil.copytree(small_pool, pool)
-    subprocess.run(["chown", "-R", f"{NOBODY}:{NOBODY}", str(pool)], check=True)
+    subprocess.run(["chown", "-R", "65534:65534", str(pool)], check=True)
     nobody(*host.pytest_argv(pool)).refused("no loop device here: not root", ret=0)
 
 

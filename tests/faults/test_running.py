@@ -12,10 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from pytest_moetier.host import procfs
-from pytest_moetier.pool.manifest import MANIFEST_NAME
 from pytest_moetier.trace.synth import synth_trace
 from pytest_moetier.trace.write import write_trace
 
@@ -113,25 +111,6 @@ def test_with_swap_on_the_scope_does_not_swap_and_the_proof_says_so(host: Any, s
     if line["state"] == "held":
         assert line["observed"] == "0 B of 67.1 MB swap"
         assert ended.ret == 0, ended.text
-
-
-@pytest.fixture
-def hollow_pool(plain_pool: Path, tmp_path: Path) -> Path:
-    """A pool of holes as large as the host's memory: a balloon can then leave all of that but a little."""
-    path = tmp_path / "hollow"
-    content = yaml.safe_load((plain_pool / MANIFEST_NAME).read_text())
-    available = procfs.parse_meminfo(procfs.read_text("/proc/meminfo"))["MemAvailable"]
-    size = -(-available // (2 * 896) // 4096) * 4096 + (1 << 20)
-    path.mkdir()
-    changed = {"experts": 896, "k": 1, "expert_bytes": size, "stamped": False}
-    (path / MANIFEST_NAME).write_text(yaml.safe_dump({**content, **changed}))
-    for layer in (0, 1):
-        folder = path / "experts" / f"{layer:03d}"
-        folder.mkdir(parents=True)
-        for expert in range(896):
-            with (folder / f"{expert:04d}").open("wb") as file:
-                file.truncate(size)
-    return path
 
 
 def test_a_killed_balloon_makes_the_run_invalid(host: Any, hollow_pool: Path, tmp_path: Path) -> None:

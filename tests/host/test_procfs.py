@@ -29,26 +29,24 @@ def test_keyed_rows_with_and_without_colon_and_nothing_else() -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "columns", "name", "reads", "read_bytes", "in_flight"),
+    ("row", "columns", "expected"),
     [
-        (0, 14, "sda", 100, 2048 * 512, 1),
-        (1, 18, "sdb", 100, 2048 * 512, 0),
-        (2, 18, "vda", 32976, 5245060 * 512, 0),
-        (3, 20, "nvme0n1", 100, 2048 * 512, 0),
-        (4, 20, "nvme0c0n1", 52110, 4194304 * 512, 0),
+        (0, 14, ("sda", 100, 2048 * 512, 1, 56 * 512)),
+        (1, 18, ("sdb", 100, 2048 * 512, 0, 56 * 512)),
+        (2, 18, ("vda", 32976, 5245060 * 512, 0, 2091144 * 512)),
+        (3, 20, ("nvme0n1", 100, 2048 * 512, 0, 56 * 512)),
+        (4, 20, ("nvme0c0n1", 52110, 4194304 * 512, 0, 80000 * 512)),
     ],
 )
-def test_diskstats_rows_of_every_width(  # noqa: PLR0913, PLR0917
-    row: int, columns: int, name: str, reads: int, read_bytes: int, in_flight: int
-) -> None:
+def test_diskstats_rows_of_every_width(row: int, columns: int, expected: tuple[str, int, int, int, int]) -> None:
     text = (FIXTURES / "diskstats.txt").read_text().splitlines()[row]
     assert len(text.split()) == columns
-    assert procfs.parse_diskstat_row(text) == procfs.DiskStat(name, reads, read_bytes, in_flight)
+    assert procfs.parse_diskstat_row(text) == procfs.DiskStat(*expected)
 
 
 def test_a_seventeen_column_stat_file_has_no_name() -> None:
     text = " ".join(str(number) for number in range(1, 18))
-    assert procfs.parse_diskstat_row(text) == procfs.DiskStat("", 1, 3 * 512, 9)
+    assert procfs.parse_diskstat_row(text) == procfs.DiskStat("", 1, 3 * 512, 9, 7 * 512)
 
 
 def test_a_short_statistics_row_is_refused_with_the_counts() -> None:

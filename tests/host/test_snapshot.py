@@ -161,20 +161,21 @@ def test_devices_are_summed_and_one_unreadable_device_makes_the_sum_unknown(reco
     root = recorded("btrfs")
     devices = blockdev.devices_of_many([]) + blockdev.resolve(8, 2, None) + blockdev.resolve(8, 16, None)
     start = counters(None, devices)
-    (root / "sys/devices/ata1/block/sda/sda2/stat").write_text("110 0 2100 1 0 0 0 0 0 1 1 0 0 0 0 0 0\n")
-    (root / "sys/devices/ata2/block/sdb/stat").write_text("201 0 4001 1 0 0 0 0 3 1 1 0 0 0 0 0 0\n")
+    (root / "sys/devices/ata1/block/sda/sda2/stat").write_text("110 0 2100 1 4 0 24 0 0 1 1 0 0 0 0 0 0\n")
+    (root / "sys/devices/ata2/block/sdb/stat").write_text("201 0 4001 1 1 0 8 0 3 1 1 0 0 0 0 0 0\n")
     end = counters(None, devices)
     interval = snapshot.difference(start, end)
     assert interval.device_read_bytes == 101 * 512
     assert interval.devices == (
-        snapshot.DeviceInterval("sda2", 100 * 512, 10),
-        snapshot.DeviceInterval("sdb", 512, 1),
+        snapshot.DeviceInterval("sda2", 100 * 512, 10, 24 * 512),
+        snapshot.DeviceInterval("sdb", 512, 1, 8 * 512),
     )
+    assert interval.device_written_bytes == 32 * 512
     assert end.devices[1].inflight == 3
     assert end.devices[0].iostats is True
     (root / "sys/devices/ata2/block/sdb/stat").unlink()
     gone = snapshot.difference(start, counters(None, devices))
-    assert gone.device_read_bytes is None
+    assert (gone.device_read_bytes, gone.device_written_bytes) == (None, None)
     assert gone.devices[0].read_bytes == 100 * 512
 
 
@@ -202,9 +203,9 @@ def test_a_loop_device_is_captured_with_its_direct_io() -> None:
     loop = blockdev.BlockDevice("loop3", 7, 3, "/s/stat", "/s/inflight", "/s/queue", True, 128, 1280, False)  # noqa: FBT003
     paths = snapshot.capture_paths((loop,))
     assert paths[-4:] == ("/s/stat", "/s/inflight", "/s/queue/iostats", "/sys/block/loop3/loop/dio")
-    files = {"/s/stat": "1 0 8 0 0 0 0 0 2 0 0", "/s/queue/iostats": "1\n", "/sys/block/loop3/loop/dio": "1\n"}
+    files = {"/s/stat": "1 0 8 0 0 0 24 0 2 0 0", "/s/queue/iostats": "1\n", "/sys/block/loop3/loop/dio": "1\n"}
     found = snapshot.parse(snapshot.Capture("x", 0.0, files), (loop,)).devices
-    assert found == (snapshot.DeviceCounters("loop3", 4096, 1, 2, iostats=True, dio=True),)
+    assert found == (snapshot.DeviceCounters("loop3", 4096, 1, 2, iostats=True, dio=True, written_bytes=24 * 512),)
 
 
 def test_a_capture_event_of_the_replayer_keeps_what_could_not_be_read_as_none() -> None:

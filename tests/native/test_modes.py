@@ -232,10 +232,10 @@ def cold_faults(replay: Replay, pool: Any, mode: str) -> int:
 def test_advice_takes_major_faults_away_and_random_makes_one_a_page(replay: Replay, make_pool: MakePool) -> None:
     pool = make_pool()
     faults = {mode: cold_faults(replay, pool, mode) for mode in ("page_cache", *MAPPED)}
-    assert faults["page_cache"] == 0
-    assert faults["mmap_random"] == 8 * 16 * PAGE // mmap.PAGESIZE
-    assert 8 <= faults["mmap"] < faults["mmap_random"]
-    assert (faults["mmap_willneed"], faults["mmap_pread"]) == (0, 0)
+    per_page = 8 * 16 * PAGE // mmap.PAGESIZE
+    assert per_page <= faults["mmap_random"] < per_page + 8  # a few may be the program's own
+    assert 8 <= faults["mmap"] < per_page
+    assert max(faults["page_cache"], faults["mmap_willneed"], faults["mmap_pread"]) < 8
 
 
 def test_populate_leaves_no_fault_to_the_copy(replay: Replay, make_pool: MakePool) -> None:
@@ -244,7 +244,7 @@ def test_populate_leaves_no_fault_to_the_copy(replay: Replay, make_pool: MakePoo
     outcome = replay(pool, "--mode", "mmap_populate")
     warm, measured = outcome.named("pass")
     assert warm["major_faults"] >= 8  # madvise's own
-    assert (measured["major_faults"], measured["minor_faults"]) == (0, 0)
+    assert measured["major_faults"] + measured["minor_faults"] < 8  # not one a mapping
 
 
 def test_after_a_warm_pass_by_pread_a_mapped_pass_has_minor_faults_alone(replay: Replay, make_pool: MakePool) -> None:
@@ -252,7 +252,7 @@ def test_after_a_warm_pass_by_pread_a_mapped_pass_has_minor_faults_alone(replay:
     pool.drop()
     outcome = replay(pool, "--mode", "mmap", "--warm-mode", "page_cache")
     warm, measured = outcome.named("pass")
-    assert (warm["major_faults"], measured["major_faults"]) == (0, 0)
+    assert max(warm["major_faults"], measured["major_faults"]) < 8  # not one a file
     assert measured["minor_faults"] >= 8  # at least one a mapping
     assert outcome.only("start")["warm_mode"] == "page_cache"
 
@@ -449,11 +449,13 @@ os.execv(sys.argv[2], sys.argv[2:])
 def test_populate_is_unsupported_where_the_kernel_does_not_know_it(replay: Replay, make_pool: MakePool) -> None:
     prefix = (sys.executable, "-c", NO_ADVICE, "22")
     pool = make_pool()
-    outcome = replay(pool, "--mode", "mmap_populate", prefix=prefix)
-    if outcome.exit == 99:
-        pytest.skip("system calls cannot be filtered here")
-    assert outcome.exit == 77
-    assert "Linux 5.14" in outcome.only("error", code="unsupported")["message"]
+    for options in (("--mode", "mmap_populate"), ("--mode", "mmap", "--warm-mode", "mmap_populate")):
+        outcome = replay(pool, *options, prefix=prefix)
+        if outcome.exit == 99:
+            pytest.skip("system calls cannot be filtered here")
+        assert outcome.exit == 77
+        assert "Linux 5.14" in outcome.only("error", code="unsupported")["message"]
+        assert not outcome.named("start")
     assert replay(pool, "--mode", "mmap_willneed", prefix=prefix).exit == 0
 
 

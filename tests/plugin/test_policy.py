@@ -45,8 +45,12 @@ def ids(result: pytest.RunResult) -> list[str]:
     return [line.partition("::")[2] for line in result.outlines if "::" in line]
 
 
+ON_TRACES = ("-k", "(own_domain or drift or off_domain) and not pinned")
+"""The findings that need no pool: the others measure one."""
+
+
 def test_the_default_is_every_claim_on_four_models_and_four_domains(run: Bench) -> None:
-    found = ids(run("--collect-only", "-q"))
+    found = ids(run("--collect-only", "-q", *ON_TRACES))
     assert len([one for one in found if one.startswith("test_drift[")]) == 16
     assert "test_own_domain_oracle[kimi-k3-prose]" in found
     assert found[-4:] == [
@@ -54,10 +58,24 @@ def test_the_default_is_every_claim_on_four_models_and_four_domains(run: Bench) 
     ]
 
 
+def test_the_cells_are_nine_ways_of_holding_experts_at_one_capacity_before_all_findings_over_several(
+    run: Bench,
+) -> None:
+    found = ids(run("--collect-only", "-q"))
+    cells = [one for one in found if one.startswith("test_modes[")]
+    assert len(cells) == 9
+    assert {one.partition("-")[0] for one in cells} == {"test_modes[C17.7pct"}
+    assert "test_modes[C17.7pct-cgroup-mglru_host-hybrid50]" in cells
+    over = [one for one in found if not one.startswith(("test_modes[", "test_drift[", "test_own_domain_oracle["))]
+    assert found[-len(over) :] == over
+    named = [one for one in ids(run("--collect-only", "-q", "--moetier-capacity=5%,1GB")) if "test_modes[" in one]
+    assert {one.partition("-")[0] for one in named} == {"test_modes[C5pct", "test_modes[C1GB"}
+
+
 def test_a_users_own_domains_have_a_verdict_without_pool_or_root(
     run: Bench, own: list[str], verdicts: Verdicts
 ) -> None:
-    result = run("--moetier-refuted=report", "--moetier-pool=/nonexistent", JSON, *own)
+    result = run(*ON_TRACES, "--moetier-refuted=report", "--moetier-pool=/nonexistent", JSON, *own)
     found = verdicts()
     off = found["test_off_domain[traces]"]
     assert (off["finding"], off["cell"], off["verdict"]) == ("policy", "traces", "supported")
@@ -82,7 +100,7 @@ def test_a_users_own_domains_have_a_verdict_without_pool_or_root(
 
 
 def test_one_domain_alone_is_not_examined_off_its_domain(run: Bench, own: list[str], verdicts: Verdicts) -> None:
-    run("-k", "off_domain", own[0], JSON).assert_outcomes(skipped=1)
+    run("-k", "test_off_domain", own[0], JSON).assert_outcomes(skipped=1)
     (found,) = verdicts().values()
     assert found["verdict"] == "not_examined"
     assert "expected two or more, as DOMAIN=FILE" in found["reason"]
@@ -93,7 +111,7 @@ def test_a_table_that_holds_off_its_domain_refutes_the_claim(
 ) -> None:
     path = pytester.path / "same.jsonl"
     shutil.copy(own[0].rpartition("=")[2], path)  # the very same prompt: the table is an oracle, which LRU never beats
-    args = ("-k", "off_domain", own[0], f"--moetier-trace=copy={path}")
+    args = ("-k", "test_off_domain", own[0], f"--moetier-trace=copy={path}")
     run(*args).assert_outcomes(failed=1)
     shown = run(*args, "--moetier-refuted=report")
     assert shown.ret == 0

@@ -22,7 +22,7 @@ from pytest_moetier.host import procfs
 from pytest_moetier.host.restore import HostLock
 from pytest_moetier.plan import build_plan, write_plan
 from pytest_moetier.proof import examine, prove
-from pytest_moetier.replay import Rig, run_cell
+from pytest_moetier.replay import OomRun, Rig, run_cell
 from pytest_moetier.replayer import Replayer, ReplayOptions
 from pytest_moetier.trace.synth import synth_trace
 from pytest_moetier.units import Capacity
@@ -54,16 +54,27 @@ def at_first_measured(action: Callable[[int], None]) -> Callable[[str, int], Non
     return progress
 
 
-@pytest.fixture
-def long_rig(rig: Rig, tmp_path: Path) -> Rig:
-    """The rig with a plan long enough to be interrupted."""
+def prolonged(rig: Rig, folder: Path) -> Rig:
+    """Return the rig with a plan long enough to be interrupted."""
     manifest = rig.pool.manifest
     trace = synth_trace(
         "kimi-k3", layers=len(manifest.layers), experts=manifest.experts, k=manifest.k, iterations=600, seed=1
     )
     plan = build_plan(trace, manifest)
-    write_plan(plan, tmp_path / "long.plan")
-    return replace(rig, plan=plan, plan_path=tmp_path / "long.plan")
+    write_plan(plan, folder / "long.plan")
+    return replace(rig, plan=plan, plan_path=folder / "long.plan")
+
+
+@pytest.fixture
+def long_rig(rig: Rig, tmp_path: Path) -> Rig:
+    """The small pool and a long plan."""
+    return prolonged(rig, tmp_path)
+
+
+@pytest.fixture
+def long_thrown(thrown: Rig, tmp_path: Path) -> Rig:
+    """The throw-away pool and a long plan."""
+    return prolonged(thrown, tmp_path)
 
 
 def test_a_replayer_killed_in_the_middle_makes_the_run_invalid(long_rig: Rig, cell: Cell) -> None:
@@ -71,6 +82,29 @@ def test_a_replayer_killed_in_the_middle_makes_the_run_invalid(long_rig: Rig, ce
         run_cell(long_rig, cell, progress=at_first_measured(lambda pid: os.kill(pid, signal.SIGKILL)))
     assert scopes() == []
     assert replayers() == []
+
+
+def test_a_kill_that_is_not_the_walls_is_no_proof_of_the_expected_one(long_thrown: Rig) -> None:
+    """All of the private memory fits, so that only the test kills it."""
+    cell = Cell("small_box", Capacity.parse("100%"), workload="small_box", mode="write_private")
+    with HostLock(wait_seconds=200):
+        run = run_cell(long_thrown, cell, progress=at_first_measured(lambda pid: os.kill(pid, signal.SIGKILL)))
+    assert isinstance(run, OomRun)
+    assert (run.signal, run.iterations >= 1) == (signal.SIGKILL, True)
+    demand = Demand.of(long_thrown.plan, 1.0)
+    broken = {one.name for one in examine(run, demand, figures_of(run, demand)).broken}
+    assert "oom_killed" in broken
+    assert scopes() == []
+    assert replayers() == []
+
+
+def test_another_signal_than_the_walls_breaks_the_expected_kill(long_thrown: Rig) -> None:
+    cell = Cell("small_box", Capacity.parse("100%"), workload="small_box", mode="write_private")
+    with HostLock(wait_seconds=200):
+        run = run_cell(long_thrown, cell, progress=at_first_measured(lambda pid: os.kill(pid, signal.SIGSEGV)))
+    demand = Demand.of(long_thrown.plan, 1.0)
+    broken = {one.name for one in examine(run, demand, figures_of(run, demand)).broken}
+    assert {"oom_killed", "oom_victim"} <= broken
 
 
 def test_a_replayer_told_to_end_is_partial(long_rig: Rig, cell: Cell) -> None:

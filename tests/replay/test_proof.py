@@ -160,6 +160,7 @@ def balloon(locked: int, after: int, problem: str | None = None, off: int = 0) -
             available_bytes=capacity + off,
             locked_bytes=locked,
             locked_bytes_observed=locked,
+            target_bytes=capacity,
             tolerance_bytes=16 << 20,
         )
         cell = Cell("capacity", Capacity.parse("30%"), "balloon")
