@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +33,8 @@ from pytest_moetier.finding import (
 from pytest_moetier.proof import Invariant, Proof
 from pytest_moetier.units import Capacity
 
-PACKAGE = Path(proof.__file__).parent
+PROOF = Path(proof.__file__).parent
+PACKAGE = PROOF.parent
 SHIPPED = [Path(__file__).parent.parent / "bench/bounds.yaml", *sorted((PACKAGE / "profiles").glob("*.yaml"))]
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 
@@ -261,10 +263,11 @@ def test_a_metrics_spread_is_its_range_over_its_median() -> None:
 def invariant_names() -> set[str]:
     """Return the names that the proof gives its invariants, from its own source; ``*`` for a part set at run time."""
     names = set()
-    for call in ast.walk(ast.parse(Path(proof.__file__).read_text())):
+    parsed = [ast.walk(ast.parse(one.read_text())) for one in PROOF.glob("*.py")]
+    for call in itertools.chain.from_iterable(parsed):
         if (
             isinstance(call, ast.Call)
-            and getattr(call.func, "id", "") in {"_line", "_target", "Invariant"}
+            and getattr(call.func, "id", "") in {"line", "_target", "Invariant"}
             and call.args
         ):
             first = call.args[0]

@@ -7,7 +7,9 @@ from dataclasses import replace
 import pytest
 
 from pytest_moetier.figures import Demand, figures_of
-from pytest_moetier.proof import CHARGE_BYTES, METADATA_BYTES, examine
+from pytest_moetier.proof import examine
+from pytest_moetier.proof.memory import CHARGE_BYTES
+from pytest_moetier.proof.traffic import METADATA_BYTES
 from pytest_moetier.replay import Run
 
 
