@@ -39,7 +39,11 @@ bool cache_open(struct cache *cache, uint64_t bytes, uint64_t slab_bytes, uint64
         return no_memory(failure, n_slabs);
     for (uint32_t i = 0; i < cache->n_slabs; i++)
         cache->empty[i] = cache->n_slabs - 1 - i;
+#ifdef PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP
+    cache->lock = (pthread_mutex_t)PTHREAD_ADAPTIVE_MUTEX_INITIALIZER_NP; // held for so short that spinning beats sleeping
+#else
     pthread_mutex_init(&cache->lock, NULL);
+#endif
     pthread_cond_init(&cache->settled, NULL);
     cache->locks = true;
     region_touch(&cache->region);
