@@ -58,7 +58,7 @@ static: $(VENV)/installed-dev $(CMAKE) ## link the executables statically, for a
 	$(CMAKE) --build build/static --parallel 2
 	ls -l build/static/bin
 
-peers: $(VENV)/installed-dev ## compare the speed with fio, json and numpy: writes peers.json
+peers: $(VENV)/installed-dev ## compare the speed with fio, memcpy, json and numpy: writes peers.json
 	$(BIN)/python tests/peers/compare.py --output peers.json $(PEERS_OPTIONS)
 
 wheel: $(VENV)/made ## build a wheel into dist/
