@@ -279,9 +279,12 @@ CRASH = """
     journal = Journal(Path(sys.argv[1]))
     (device,) = blockdev.devices_of(sys.argv[2])
     with read_limit(device, 1 << 16, journal) as limit:
-        reader = subprocess.Popen(["cat", sys.argv[2]], stdout=subprocess.DEVNULL, close_fds=False)
+        command = ["sh", "-c", "read _; exec cat $0", sys.argv[2]]  # it reads when it is limited, not before
+        streams = {"stdin": subprocess.PIPE, "stdout": subprocess.DEVNULL}
+        reader = subprocess.Popen(command, **streams, close_fds=False, text=True)
         limit.add(reader.pid)
         Path(sys.argv[3]).write_text(f"{limit.path} {reader.pid}")
+        print(file=reader.stdin, flush=True)
         print("ready", flush=True)
         time.sleep(600)
 """
