@@ -141,13 +141,15 @@ def _table(finding: str, records: Sequence[Record], session: MoetierSession) -> 
 def _columns(records: Sequence[Record]) -> list[tuple[str, Callable[[_Metrics], str]]]:
     """Return the columns of a finding's table: those of the capacity curve, or what tells modes apart as well."""
     names = {name for record in records for name in record.metrics}
-    if names & {"held_bytes", "advice_recall", "oom_kills"} or len({_mode_word(one) for one in records}) > 2:
+    ids = [str(record.cell) for record in records if record.cell]
+    varied = len({one.partition("-")[0] for one in ids}) == 1 and len({_mode_word(one) for one in ids}) > 1
+    if varied or names & {"held_bytes", "advice_recall", "oom_kills"}:
         return _MODE_COLUMNS + [one for one in _OPTIONAL_COLUMNS if one[0] in _shown_columns(names)]
     return _CURVE_COLUMNS
 
 
-def _mode_word(record: Record) -> str:
-    return str(record.cell or "").partition("mglru_")[2]
+def _mode_word(cell: str) -> str:
+    return cell.partition("mglru_")[2]
 
 
 def _shown_columns(names: Collection[str]) -> set[str]:
