@@ -28,7 +28,6 @@ class Mode:
         share: share of the capacity that is the mode's own memory: a locked arena or a user-space cache; 0 for none.
         table: what the table of a pinned arena is trained on, or "".
         cached: it reads through the page cache; one that does not never reaches the wall, and hints do nothing for it.
-        maps: it reads through mappings of the pool's files.
         writes: it writes to the pool, or to private mappings of it: on a throw-away pool alone.
         expects_oom: it is meant to end by the wall's out-of-memory kill, which is then what must be proved.
     """
@@ -38,7 +37,6 @@ class Mode:
     share: float = 0.0
     table: str = ""
     cached: bool = True
-    maps: bool = False
     writes: bool = False
     expects_oom: bool = False
 
@@ -51,12 +49,12 @@ class Mode:
 MODES: Mapping[str, Mode] = {
     "page_cache": Mode("page_cache", "pread; the kernel keeps what was read last"),
     "fadv_random": Mode("fadv_random", "the same without read-ahead: what one hint on the read side does"),
-    "mmap": Mode("mmap", "copies from a mapping: what an engine that maps its weights does", maps=True),
-    "mmap_random": Mode("mmap_random", "a mapping without read-ahead (MADV_RANDOM)", maps=True),
-    "mmap_willneed": Mode("mmap_willneed", "a mapping, each expert announced before its copy (WILLNEED)", maps=True),
-    "mmap_populate": Mode("mmap_populate", "a mapping, each expert faulted in by one call (POPULATE_READ)", maps=True),
-    "mmap_pread": Mode("mmap_pread", "pread into a scratch, then the copy from the mapping", maps=True),
-    "mmap_background": Mode("mmap_background", "the same preads by a background thread, copies at once", maps=True),
+    "mmap": Mode("mmap", "copies from a mapping: what an engine that maps its weights does"),
+    "mmap_random": Mode("mmap_random", "a mapping without read-ahead (MADV_RANDOM)"),
+    "mmap_willneed": Mode("mmap_willneed", "a mapping, each expert announced before its copy (WILLNEED)"),
+    "mmap_populate": Mode("mmap_populate", "a mapping, each expert faulted in by one call (POPULATE_READ)"),
+    "mmap_pread": Mode("mmap_pread", "pread into a scratch, then the copy from the mapping"),
+    "mmap_background": Mode("mmap_background", "the same preads by a background thread, copies at once"),
     "direct": Mode("direct", "O_DIRECT: no cache at all, the floor of every comparison", cached=False),
     "drop": Mode("drop", "pread, then DONTNEED: no admission (F_NOCACHE elsewhere)"),
     "pinned_own": Mode("pinned", "a locked arena by the trace's own counts: an oracle", 1.0, OWN),
@@ -73,7 +71,7 @@ MODES: Mapping[str, Mode] = {
         writes=True,
         expects_oom=True,
     ),
-    "write_shared": Mode("write_shared", "reads into MAP_SHARED in place: every page dirty", maps=True, writes=True),
+    "write_shared": Mode("write_shared", "reads into MAP_SHARED in place: every page dirty", writes=True),
 }
 
 PREFETCH = ("none", "fadvise_oracle", "fadvise_plan", "blocking_oracle", "blocking_plan")

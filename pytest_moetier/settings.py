@@ -254,9 +254,9 @@ def need_files(config: pytest.Config) -> None:
 
 
 def _need_predictor(advice: Path) -> None:
-    from pytest_moetier.advice import PREDICTORS  # noqa: PLC0415 - numpy only where advice is given
+    from pytest_moetier.advice import PREDICTORS, predictor_named  # noqa: PLC0415 - numpy only where advice is given
 
-    if str(advice).replace("-", "_") not in PREDICTORS:
+    if predictor_named(str(advice)) is None:
         seen = "it is no plain file" if advice.exists() else "No such file"
         raise pytest.UsageError(
             f"pytest-moetier: advice {advice}: {seen}; expected --moetier-advice with a file, or one of"

@@ -15,12 +15,12 @@ from pathlib import Path
 import numpy as np
 
 from pytest_moetier.advice import (
-    PREDICTORS,
     label,
     load_advice,
     noisy_oracle,
     oracle,
     predict,
+    predictor_named,
     recall,
     to_lists,
     withhold,
@@ -35,7 +35,7 @@ from pytest_moetier.replay import ListFile
 from pytest_moetier.tables import Listed, domain_table, own_table, train_table
 from pytest_moetier.trace.batch import merge
 from pytest_moetier.trace.load import load_trace
-from pytest_moetier.trace.records import ORDERS, SPEC_ACCEPT, Trace
+from pytest_moetier.trace.records import BATCH, ORDERS, SPEC_ACCEPT, UNION, Trace
 from pytest_moetier.trace.synth import PRESETS, synth_trace
 
 SYNTHETIC_ITERATIONS = 100
@@ -114,7 +114,7 @@ class Workload:
             InputError: the file of advice is not for this trace, or mislabelled, or an oracle.
         """
         given = self.asked.advice
-        if given is None or str(given).replace("-", "_") in {*PREDICTORS} - {"oracle"}:
+        if given is None or predictor_named(str(given)) not in {None, "oracle"}:
             return
         lists, words, _ = self._advice("plan")
         if lists.flags & ORACLE:
@@ -149,7 +149,7 @@ class Workload:
             advice = oracle(trace)
         elif self.asked.advice is None:
             advice = noisy_oracle(trace, seed=SYNTHETIC_SEED)
-        elif (predictor := str(self.asked.advice).replace("-", "_")) in PREDICTORS:
+        elif predictor := predictor_named(str(self.asked.advice)):
             advice = predict(trace, predictor)
         else:
             advice = load_advice(self.asked.advice, trace)
@@ -239,11 +239,10 @@ def _accepted(trace: Trace, iterations: int) -> int:
     """Return the tokens that the trace's first iterations accepted."""
     if iterations == trace.n_iterations:
         return trace.accepted_tokens
-    firsts = trace.record_bounds()[:iterations]
-    accepts = int(np.count_nonzero(trace.kind[firsts] == SPEC_ACCEPT))
-    # A batch does not say which of its streams accepted what: its iterations count alike.
-    per_iteration = 1 if trace.accepted_tokens < 2 * trace.n_iterations else trace.accepted_tokens / trace.n_iterations
-    return iterations + accepts if per_iteration == 1 else round(per_iteration * iterations)
+    kinds = trace.kind[trace.record_bounds()[:iterations]]
+    if np.isin(kinds, (BATCH, UNION)).any():  # it does not say which stream accepted what: iterations count alike
+        return round(trace.accepted_tokens / trace.n_iterations * iterations)
+    return iterations + int(np.count_nonzero(kinds == SPEC_ACCEPT))
 
 
 def _synthetic(manifest: Manifest, domain: str, iterations: int) -> Trace:

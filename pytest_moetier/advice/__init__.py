@@ -8,6 +8,7 @@ from pytest_moetier.advice.predictors import (
     noisy_oracle,
     oracle,
     predict,
+    predictor_named,
     previous_token,
     recall_law,
 )
@@ -27,6 +28,7 @@ __all__ = [
     "noisy_oracle",
     "oracle",
     "predict",
+    "predictor_named",
     "previous_token",
     "recall",
     "recall_law",

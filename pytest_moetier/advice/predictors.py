@@ -33,6 +33,12 @@ _Lists = tuple[I64, NDArray[np.uint16]]
 """The record of each id, rising, and the ids."""
 
 
+def predictor_named(word: str) -> str | None:
+    """Return the predictor of ``PREDICTORS`` that ``word`` names, with hyphens or underscores; None if it is none."""
+    name = word.replace("-", "_")
+    return name if name in PREDICTORS else None
+
+
 def predict(
     trace: Trace, predictor: str, recall: float | Sequence[float] | None = None, seed: int | None = None
 ) -> Advice:

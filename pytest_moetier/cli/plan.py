@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 
 def plan_predict(args: argparse.Namespace) -> int:
     """Write what a predictor says of a trace, and say how much of what was chosen it has."""
-    from pytest_moetier.advice import predict, withhold, write_advice  # noqa: PLC0415
+    from pytest_moetier.advice import predict, predictor_named, withhold, write_advice  # noqa: PLC0415
     from pytest_moetier.trace.load import load_trace  # noqa: PLC0415
 
     given = args.recall if args.recall_file is None else _recalls(args.recall_file)
     trace = load_trace(args.trace, **known(args))
     if args.out.exists() and args.out.samefile(args.trace):
         raise InputError(f"{args.out} is the trace itself", "another file for the advice")
-    advice = predict(trace, args.predictor.replace("-", "_"), given, args.seed)
+    advice = predict(trace, predictor_named(args.predictor) or args.predictor, given, args.seed)
     if args.min_recall is not None:
         advice = withhold(advice, trace, args.min_recall)
     write_advice(advice, args.out)

@@ -66,9 +66,9 @@ def own_memory(run: Run, demand: Demand) -> Iterator[Invariant]:
         return
     yield line(
         "own_memory",
-        f"{asked:.0%} of C at most, less no more than room for the misses and one expert",
-        "none" if own is None else f"{own.mapped_bytes} B mapped, {own.asked_bytes} B allowed",
-        ok=own is not None and own.held_bytes <= own.asked_bytes <= run.capacity_bytes,
+        f"{asked:.0%} of C at most, filled to within one expert unless its table is at an end",
+        "none" if own is None else f"{own.held_bytes} B held, {own.asked_bytes} B allowed",
+        ok=own is not None and own.asked_bytes <= asked * run.capacity_bytes and _filled(run, own, demand.plan),
     )
     if own is None:
         return
@@ -80,6 +80,13 @@ def own_memory(run: Run, demand: Demand) -> Iterator[Invariant]:
             ok=own.preload_bytes == own.held_bytes,
         )
     yield from _served(run, demand, own)
+
+
+def _filled(run: Run, own: Own, plan: Plan) -> bool:
+    """Whether as much is held as is allowed: no further expert fits, or the table has none."""
+    whole = run.table is not None and own.places == len(run.table.ids)
+    unit = largest(plan) if run.table is not None else own.held_bytes // max(1, own.places)
+    return own.held_bytes <= own.asked_bytes and (whole or own.held_bytes + unit > own.asked_bytes)
 
 
 def _served(run: Run, demand: Demand, own: Own) -> Iterator[Invariant]:

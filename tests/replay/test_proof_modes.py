@@ -102,6 +102,8 @@ BROKEN: list[tuple[str, dict[str, Any], Change]] = [
     ("own_memory", PINNED, no_own),
     ("own_memory", USER, no_own),
     ("own_memory", PINNED, own(asked_bytes=1 << 40, held_bytes=1 << 39)),
+    ("own_memory", PINNED, own(held_bytes=4096, places=1)),
+    ("own_memory", USER, own(held_bytes=4096)),
     ("own_memory", USER, lambda run: own(held_bytes=run.output.own.asked_bytes + 1)(run)),
     ("own_memory_charged", PINNED, anonymous(-1)),
     ("own_memory_charged", USER, scope(anon_bytes=0)),
