@@ -14,8 +14,13 @@ OPEN_TO_ALL = {
     "batch", "checks", "findings", "load", "locality", "records", "selections", "splitmix", "synth", "write",
 }  # fmt: skip
 """Modules of the package that others may use: they give traces, or what is computed from them."""
-LISTED = {("pytest_moetier/cli/trace.py", f"{TRACE}.formats.READERS")}
-"""The command that lists the formats names them, and reads nothing with them."""
+LISTED = {
+    ("pytest_moetier/cli/trace.py", f"{TRACE}.formats.READERS"),
+    ("pytest_moetier/advice/file.py", f"{TRACE}.formats.fields"),
+    ("pytest_moetier/advice/file.py", f"{TRACE}.source.Source"),
+}
+"""The command that lists the formats names them, and reads nothing with them; a file of advice is none of a trace, and
+its lines are read as carefully by the same means."""
 READING = {"open", "fromfile", "load", "loads", "memmap", "read_bytes", "read_text"}
 
 
