@@ -12,10 +12,10 @@ import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from pytest_moetier.cell import Cell
+from pytest_moetier.cell import HOST, RECLAIM, Cell, GuestAsked
 from pytest_moetier.errors import (
     AccountingError,
     HarnessError,
@@ -25,14 +25,18 @@ from pytest_moetier.errors import (
     UnsupportedHostError,
 )
 from pytest_moetier.figures import Demand, figures_of
+from pytest_moetier.guest import cold_mode
 from pytest_moetier.host.cgroup import scope_support
 from pytest_moetier.host.enforce import HostContext
+from pytest_moetier.host.generations import PATH as GENERATIONS
 from pytest_moetier.host.restore import HostLock, Journal, recover
 from pytest_moetier.host.throttle import read_limit_support
+from pytest_moetier.lanes import RECLAIM_SAMPLE_EVERY, RECLAIM_SAMPLES, RECLAIM_WARM_ITERATIONS, GuestLanes
 from pytest_moetier.modes import delivery_of
 from pytest_moetier.native import executable
 from pytest_moetier.plan import Plan, write_plan
-from pytest_moetier.pool.opened import OpenPool, inspect_pool, open_pool
+from pytest_moetier.pool.manifest import Manifest, load_manifest
+from pytest_moetier.pool.opened import OpenPool, closed_pool, inspect_pool, open_pool
 from pytest_moetier.pool.temporary import temporary_pool
 from pytest_moetier.progress import Progress, Reporter
 from pytest_moetier.proof import Proof, ProvedRun, examine
@@ -57,6 +61,10 @@ class Settings:
         stop_early: stop measuring at the first run that is not proved.
         wait_seconds: how long to wait for another bench that holds the host.
         compute_seconds: a compute phase at the end of every iteration; 0 for none.
+        kernels: the kernel of each label that is not the host's: a version that was fetched, or a path.
+        guest: RAM, processors and accelerator of the virtual machines.
+        guest_rounds: repetitions of a reclaim cell in a guest, each a boot.
+        guest_threads: its reader threads.
     """
 
     pool: Path
@@ -69,6 +77,18 @@ class Settings:
     stop_early: bool = False
     wait_seconds: float = 0.0
     compute_seconds: float = 0.0
+    kernels: Mapping[str, str] = field(default_factory=dict)
+    guest: GuestAsked = field(default_factory=GuestAsked)
+    guest_rounds: int = 2
+    guest_threads: int = 8
+
+    def rounds_of(self, cell: Cell) -> int:
+        """Return the repetitions of a cell."""
+        return self.guest_rounds if cell.workload in RECLAIM else self.rounds
+
+    def threads_of(self, word: str) -> int:
+        """Return the reader threads of a workload."""
+        return self.guest_threads if word in RECLAIM else self.threads
 
 
 @dataclass(slots=True)
@@ -117,6 +137,7 @@ class Context:
     cold_factor: float | None
     workload: str = "single"
     compute_seconds: float = 0.0
+    kernel: str = HOST
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +148,18 @@ class _Host:
     folder: Path
     balloon: Path
     single: Workload | None
+    guests: GuestLanes
+
+
+@dataclass(frozen=True, slots=True)
+class _Prepared:
+    """A workload with its plan on disk; its pool is not open."""
+
+    workload: Workload
+    manifest: Manifest
+    folder: Path
+    plan_path: Path
+    list_file: Callable[[str], ListFile]
 
 
 class Campaign:
@@ -136,22 +169,22 @@ class Campaign:
         """Remember what to do; nothing on the host is touched before :meth:`measure`."""
         self.settings = settings
         self.results: dict[str, CellResult] = {}
-        self.contexts: dict[str, Context] = {}
+        self.contexts: dict[tuple[str, str], Context] = {}
         self.notes: list[str] = []
         self._report = report
         self._stack = ExitStack()
         self._host: _Host | None = None
         self._pool: OpenPool | None = None
-        self._rigs: dict[str, Rig] = {}
-        self._sources: dict[str, str] = {}
+        self._rigs: dict[tuple[str, bool], Rig] = {}
+        self._prepared: dict[str, _Prepared] = {}
         self._refusal: MoetierError | None = None
         self._refusals: dict[str, MoetierError] = {}
-        self._demands: dict[tuple[str, str], Demand] = {}
+        self._demands: dict[tuple[str, str, str, int, str], Demand] = {}
 
     @property
     def context(self) -> Context | None:
         """What the session's own pool and trace are; that of another workload where they were not measured."""
-        return self.contexts.get("single") or next(iter(self.contexts.values()), None)
+        return self.contexts.get(("single", HOST)) or next(iter(self.contexts.values()), None)
 
     @property
     def refusal(self) -> MoetierError | None:
@@ -160,12 +193,13 @@ class Campaign:
 
     def context_of(self, cell: Cell) -> Context | None:
         """Return what the numbers of ``cell`` rest on, None before it was measured."""
-        return self.contexts.get(cell.workload)
+        return self.contexts.get((cell.workload, cell.kernel))
 
     def close(self) -> None:
         """Give the host back: pools, lock, journal. Safe to call twice."""
         self._host = None
         self._rigs.clear()
+        self._prepared.clear()
         self._pool = None
         self._stack.close()
 
@@ -210,21 +244,24 @@ class Campaign:
 
     def _order(self, cells: Sequence[Cell]) -> Iterator[tuple[int, Cell]]:
         """Yield (round, cell): each round a fresh order from the seed and the round's number alone."""
-        for round_index in range(self.settings.rounds):
+        for round_index in range(max(map(self.settings.rounds_of, cells))):
             shuffled = sorted(cells)
             random.Random(f"{self.settings.seed}:{round_index}").shuffle(shuffled)  # noqa: S311 - an order, no secret
             for cell in shuffled:
-                yield round_index, cell
+                if round_index < self.settings.rounds_of(cell):
+                    yield round_index, cell
 
     def _one(self, result: CellResult, round_index: int, order: int, tell: Callable[[str, int], None]) -> None:
         """Measure and prove one run, and file what came of it."""
         try:
             with _our_errors():
+                result.cell.need_lane()
                 _need_support(result.cell)
-                rig = self._rig(result.cell.workload, tell)
+                rig = self._rig(result.cell, tell)
                 demand = self._demand(rig, result.cell, tell)
                 result.warnings = list(_warnings(result.cell, rig, demand))
-                run = run_cell(rig, result.cell, round_index=round_index, order=order, progress=tell)
+                lane = self._host.guests.run if result.cell.in_guest and self._host else run_cell
+                run = lane(rig, result.cell, round_index=round_index, order=order, progress=tell)
         except (UnsupportedHostError, HostBusyError) as error:
             result.skipped = error
         except AccountingError as error:
@@ -250,29 +287,38 @@ class Campaign:
 
     def _demand(self, rig: Rig, cell: Cell, tell: Callable[[str, int], None]) -> Demand:
         """Return the demand of the plan read in the cell's mode; its cold factor is measured once."""
-        mode = cell.reading
-        # A mode that reads nothing of its own into the page cache has the cold factor of the way its misses are read.
-        native = "page_cache" if mode.arena or mode.writes else "direct" if not mode.cached else mode.native
-        key = (cell.workload, native)
+        native = cold_mode(cell)
+        key = (cell.workload, cell.kernel, native, cell.read_ahead_kb, cell.filesystem)
         if key not in self._demands:
             tell("measuring the cold factor", 0)
-            factor = measure_cold_factor(rig, native, rig.plan_path.parent)
-            self._demands[key] = Demand.of(rig.plan, factor)
-            self.contexts.setdefault(cell.workload, self._context(rig, cell.workload, factor))
+            if cell.in_guest:
+                assert self._host is not None  # noqa: S101 - set up before the first cell
+                factor = self._host.guests.cold_factor(rig, cell, tell)
+                self.notes += [note for note in self._host.guests.notes if note not in self.notes]
+            else:
+                factor = measure_cold_factor(rig, native, rig.plan_path.parent)
+            self._demands[key] = self._demand_of(rig, cell.workload, factor)
+            self.contexts.setdefault((cell.workload, cell.kernel), self._context(rig, cell, factor))
         return self._demands[key]
+
+    def _demand_of(self, rig: Rig, word: str, factor: float | None) -> Demand:
+        """Return the demand with a cold factor; the plan is simulated once."""
+        known = next((one for key, one in self._demands.items() if key[0] == word), None)
+        return Demand.of(rig.plan, factor) if known is None else replace(known, cold_factor=factor)
 
     def _stop(self, results: Mapping[str, CellResult]) -> None:
         for result in results.values():
-            if len(result.runs) < self.settings.rounds and not result.invalid and not result.over:
+            if len(result.runs) < self.settings.rounds_of(result.cell) and not result.invalid and not result.over:
                 result.skipped = HostBusyError(
                     "not measured in every round: an earlier run was not proved", do="run without -x"
                 )
 
     def _teller(self, started: float, done: int, total: int, cell: Cell) -> Callable[[str, int], None]:
         def tell(phase: str, iteration: int) -> None:
-            rig = self._rigs.get(cell.workload)
+            found = self._prepared.get(cell.workload)
             elapsed = time.monotonic() - started
-            self._report(Progress(done, total, cell, phase, iteration, rig.plan.n_iterations if rig else 0, elapsed))
+            n = found.workload.plan.n_iterations if found else 0
+            self._report(Progress(done, total, cell, phase, iteration, n, elapsed))
 
         return tell
 
@@ -282,49 +328,56 @@ class Campaign:
             return self._host
         stack = self._stack
         balloon = executable("moetier-balloon")
+        asked = [cell for cell in cells if cell.workload not in TEMPORARY]
         manifest, workload = None, None
-        if any(cell.workload not in TEMPORARY for cell in cells):
+        if asked:
             # What the user gave is read first: a bad trace is said at once, not after waiting for the host.
             manifest = inspect_pool(self.settings.pool)
             workload = single(manifest, self.settings.asked)
-            if any((one.workload, delivery_of(one.prefetch)[1]) == ("single", "plan") for one in cells):
+            if any((one.workload, delivery_of(one.prefetch)[1]) == ("single", "plan") for one in asked):
                 workload.check_advice()
         self._report(Progress(0, 0, None, "waiting for the host", 0, 0, 0.0))
         stack.enter_context(HostLock(self.settings.wait_seconds))
         self.notes += recover()
         journal = stack.enter_context(Journal())
         folder = stack.enter_context(_temporary_folder(journal))
-        self._host = _Host(journal, folder, balloon, workload)
-        if manifest is not None:
+        guests = GuestLanes(self.settings.kernels, self.settings.guest, folder, journal)
+        self._host = _Host(journal, folder, balloon, workload, guests)
+        if manifest is not None and not all(cell.in_guest for cell in asked):
             self._pool = stack.enter_context(open_pool(self.settings.pool, journal))
-            if self._pool.manifest != manifest:
-                raise HostBusyError(
-                    f"the manifest of {self.settings.pool} changed while this session waited",
-                    "a pool that stays as it is",
-                    "run the same command again",
-                )
+        if (
+            manifest is not None
+            and (self._pool.manifest if self._pool else load_manifest(self.settings.pool)) != manifest
+        ):
+            raise HostBusyError(
+                f"the manifest of {self.settings.pool} changed while this session waited",
+                "a pool that stays as it is",
+                "run the same command again",
+            )
         return self._host
 
-    def _rig(self, word: str, tell: Callable[[str, int], None]) -> Rig:
-        """Return what a workload is replayed with, made on first use; one that cannot be made is refused every time."""
+    def _rig(self, cell: Cell, tell: Callable[[str, int], None]) -> Rig:
+        """Return what a cell is replayed with, made on first use; one that cannot be made is refused every time."""
+        word, key = cell.workload, (cell.workload, cell.in_guest)
         if word in self._refusals:
             raise self._refusals[word]
-        if word not in self._rigs:
+        if key not in self._rigs:
             try:
                 assert self._host is not None  # noqa: S101 - set up before the first cell
-                self._rigs[word] = self._made(word, self._host, tell)
+                if word not in self._prepared:
+                    self._prepared[word] = self._made(word, self._host, tell)
+                self._rigs[key] = self._rigged(self._prepared[word], self._host, in_guest=cell.in_guest)
             except MoetierError as error:
                 self._refusals[word] = error
                 raise
-        return self._rigs[word]
+        return self._rigs[key]
 
-    def _made(self, word: str, host: _Host, tell: Callable[[str, int], None]) -> Rig:
-        pool = self._pool_of(word, host, tell)
-        asked = self.settings.asked
-        workload = (host.single if word == "single" else None) or BUILDERS[word](pool.manifest, asked)
+    def _made(self, word: str, host: _Host, tell: Callable[[str, int], None]) -> _Prepared:
+        folder = self._folder_of(word, host, tell)
+        manifest = load_manifest(folder)
+        workload = (host.single if word == "single" else None) or BUILDERS[word](manifest, self.settings.asked)
         path = host.folder / f"{word}.plan"
         write_plan(workload.plan, path)
-        self._sources[word] = workload.source
         head = "trace" if word == "single" else f"workload {word}"
         self.notes += [f"{head}: {workload.source}", *workload.warnings]
         known: dict[str, ListFile] = {}
@@ -334,59 +387,83 @@ class Campaign:
                 known[wanted] = workload.write_list(wanted, host.folder)
             return known[wanted]
 
+        return _Prepared(workload, manifest, folder, path, list_file)
+
+    def _rigged(self, prepared: _Prepared, host: _Host, *, in_guest: bool) -> Rig:
+        """Return the rig of a workload; only the host's lane needs its pool open here."""
+        word = prepared.workload.word
+        reclaim = word in RECLAIM
+        if in_guest:
+            pool = closed_pool(prepared.folder, prepared.manifest)
+        elif word not in TEMPORARY and self._pool is not None:
+            pool = self._pool
+        else:
+            writable = prepared.manifest.throwaway
+            pool = self._stack.enter_context(open_pool(prepared.folder, host.journal, writable=writable))
         return Rig(
             pool=pool,
-            plan=workload.plan,
-            plan_path=path,
+            plan=prepared.workload.plan,
+            plan_path=prepared.plan_path,
             host=HostContext(
                 journal=host.journal,
                 reserve_bytes=self.settings.reserve_bytes,
-                pool_files=len(workload.plan.files),
+                pool_files=len(prepared.workload.plan.files),
                 balloon=host.balloon,
             ),
             options=ReplayOptions(
-                threads=self.settings.threads,
+                threads=self.settings.threads_of(word),
                 stamps=self.settings.stamps,
                 compute_seconds=self.settings.compute_seconds,
+                residency_samples=RECLAIM_SAMPLES if reclaim else ReplayOptions().residency_samples,
+                warm_iterations=RECLAIM_WARM_ITERATIONS if reclaim else 0,
+                samples=(GENERATIONS,) if reclaim and in_guest else (),
+                sample_every=RECLAIM_SAMPLE_EVERY,
+                folios_exit=("measured",) if reclaim and in_guest else (),
             ),
-            accepted_tokens=workload.accepted_tokens,
-            list_file=list_file,
+            accepted_tokens=prepared.workload.accepted_tokens,
+            list_file=prepared.list_file,
         )
 
-    def _pool_of(self, word: str, host: _Host, tell: Callable[[str, int], None]) -> OpenPool:
-        """Return the pool of a workload: the session's, or one that is made now and removed at the end."""
-        if word not in TEMPORARY and self._pool is not None:
-            return self._pool
+    def _folder_of(self, word: str, host: _Host, tell: Callable[[str, int], None]) -> Path:
+        """Return the folder of a workload's pool: the session's, or one that is made now and removed at the end."""
+        if word not in TEMPORARY:
+            return self.settings.pool
         tell("making a temporary pool", 0)
         how = TEMPORARY[word]
         beside = self.settings.pool.resolve()
         folder = next(one for one in beside.parents if one.is_dir())
         try:
-            path = self._stack.enter_context(
+            return self._stack.enter_context(
                 temporary_pool(
-                    how.shape(), folder, host.journal, layout=how.layout, spine_bytes=how.spine_bytes, throwaway=True
+                    how.shape(self.settings.asked),
+                    folder,
+                    host.journal,
+                    layout=how.layout,
+                    store=how.store,
+                    spine_bytes=how.spine_bytes,
+                    throwaway=how.throwaway,
                 )
             )
         except InputError as error:  # no room, no right to write: the user named no folder for it
             raise UnsupportedHostError(error.seen, error.expected, error.do) from error
-        return self._stack.enter_context(open_pool(path, host.journal, writable=True))
 
-    def _context(self, rig: Rig, word: str, cold_factor: float | None) -> Context:
-        manifest, plan = rig.pool.manifest, rig.plan
+    def _context(self, rig: Rig, cell: Cell, cold_factor: float | None) -> Context:
+        word, manifest, plan = cell.workload, rig.pool.manifest, rig.plan
         return Context(
             pool=str(self.settings.pool if word not in TEMPORARY else f"temporary, {manifest.name}"),
             pool_id=f"{manifest.pool_id:016x}",
             pool_bytes=manifest.total_bytes,
-            trace=self._sources[word],
+            trace=self._prepared[word].workload.source,
             synthetic_trace=plan.synthetic_trace,
             synthetic_pool=manifest.synthetic,
             plan_crc=_crc(plan),
             iterations=plan.n_iterations,
-            threads=self.settings.threads,
+            threads=self.settings.threads_of(word),
             seed=self.settings.seed,
             cold_factor=cold_factor,
             workload=word,
             compute_seconds=self.settings.compute_seconds,
+            kernel=cell.kernel,
         )
 
 
@@ -429,7 +506,7 @@ def _need_support(cell: Cell) -> None:
     Raises:
         UnsupportedHostError: no memory control group can be made, or none that limits reads, and what would change it.
     """
-    if cell.workload not in TEMPORARY:
+    if cell.workload not in TEMPORARY or cell.in_guest:
         return
     asked = {"a writable memory controller": scope_support} if cell.mechanism == "cgroup" else {}
     asked |= {"a group whose reads can be limited": read_limit_support} if cell.read_limit else {}
@@ -442,7 +519,7 @@ def _warnings(cell: Cell, rig: Rig, demand: Demand) -> Iterator[str]:
     """Yield what the user should know of a capacity before it is measured; refuse one that makes no sense."""
     pool_bytes = rig.pool.manifest.total_bytes
     capacity = cell.capacity.resolve(pool_bytes)
-    if capacity > rig.host.mem_total_bytes:
+    if capacity > rig.host.mem_total_bytes and not cell.in_guest:
         raise UnsupportedHostError(
             f"capacity {cell.capacity.text} is {format_bytes(capacity)}, this host has"
             f" {format_bytes(rig.host.mem_total_bytes)} of RAM",

@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean, pstdev
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from pytest_moetier.audit import Audit, audit_of, unused_shares
 from pytest_moetier.fidelity import Fidelity, fidelity_of
+from pytest_moetier.guest import locked_share
+from pytest_moetier.host.snapshot import Interval
 from pytest_moetier.plan import Plan
 from pytest_moetier.replay import OomRun, Run
 from pytest_moetier.replayer import Prefetched
 from pytest_moetier.simulate import LruCurve, belady_page_bound, lru_curve
+from pytest_moetier.units import PAGE_BYTES
+from pytest_moetier.waves import Wave, find_wave, whole_period_ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +74,13 @@ class Figures:
     of the pool over the measured pass and the mode's own memory; ``amplification_at_c`` has the nominal misses at C
     (the paper's column). ``demand_served`` is the share of the demand that was in memory before it was asked for, in
     the page cache or in the mode's own memory. ``fair_device_bytes`` is of the last 40% of the iterations.
+
+    ``scan_per_steal`` is of the group's own reclaim where that is known, else of kswapd and direct reclaim together;
+    ``locked_share`` the balloon's VmLck / MemTotal; ``control_bytes`` what the mechanism was told. ``wave`` is the
+    period of the excess of device over nominal bytes, in units of the mean nominal; ``part_ratios`` are device over
+    nominal of the wave's whole periods where there are two or more, else of thirds of the pass (``part``).
+    ``folio_bytes`` is the mean size of the folio that a resident byte of the pool lies in; ``audit`` what the
+    generations held.
     """
 
     seconds_per_iteration: float
@@ -83,7 +98,14 @@ class Figures:
     amplification_over_belady: float | None = None
     observed_capacity_bytes: float | None = None
     largest_holding_bytes: int | None = None
-    third_ratios: tuple[float, ...] = ()
+    part_ratios: tuple[float, ...] = ()
+    part: str = ""
+    wave: Wave | None = None
+    audit: Audit | None = None
+    folio_bytes: float | None = None
+    locked_share: float | None = None
+    control_bytes: int | None = None
+    scan_per_steal: float | None = None
     seconds_per_accepted_token: float | None = None
     device_bytes_per_accepted_token: float | None = None
     iteration_variation: float | None = None
@@ -142,7 +164,11 @@ def figures_of(run: Run | OomRun, demand: Demand) -> Figures:
         amplification_over_belady=_ratio(device, belady),
         observed_capacity_bytes=observed,
         largest_holding_bytes=max(holdings, default=None),
-        third_ratios=_thirds(run, demand, observed),
+        **_series(run, demand, observed),
+        folio_bytes=_folio_bytes(run),
+        locked_share=locked_share(run),
+        control_bytes=run.control_bytes,
+        scan_per_steal=_scan_per_steal(interval),
         seconds_per_accepted_token=measured.wall_seconds / run.accepted_tokens,
         device_bytes_per_accepted_token=_per(device, run.accepted_tokens),
         iteration_variation=_variation([one.wall_seconds for one in measured.iterations]),
@@ -203,16 +229,62 @@ def _ratio(above: float | None, below: float | None) -> float | None:
     return above / below if above is not None and below else None
 
 
-def _thirds(run: Run, demand: Demand, observed: float | None) -> tuple[float, ...]:
-    """Return device / nominal of each third of the measured pass; empty when it cannot be told."""
-    device = [one.device_read_bytes for one in run.measured.iterations]
-    if observed is None or len(device) < 3 or any(one is None for one in device):
-        return ()
+def _series(run: Run, demand: Demand, observed: float | None) -> dict[str, Any]:
+    """Return what an iteration's device bytes show beside its nominal ones, by the names of the figures."""
+    known = [one.device_read_bytes for one in run.measured.iterations]
+    device = [one for one in known if one is not None]
+    if observed is None or len(device) < len(known) or len(device) < 3:
+        return {}
     nominal = demand.curve.miss_bytes_by_iteration(observed)
-    ratios = []
-    for part in np.array_split(np.arange(len(device)), 3):
-        below = float(nominal[part].sum())
-        if below <= 0:
-            return ()
-        ratios.append(sum(device[i] or 0 for i in part) / below)
-    return tuple(ratios)
+    mean = float(nominal.mean())
+    wave = find_wave((np.array(device) - nominal) / mean) if mean > 0 else None
+    periods = _periods(device, nominal, wave) if wave else ()
+    return {
+        "wave": wave,
+        "part_ratios": periods or _thirds(device, nominal),
+        "part": f"period of {wave.period:.0f} iterations" if wave and periods else "third",
+        "audit": _audit(run, demand.plan, nominal) if run.measured.samples else None,
+    }
+
+
+def _periods(device: Sequence[int], nominal: NDArray[np.float64], wave: Wave) -> tuple[float, ...]:
+    """Return device / nominal of the wave's whole periods; empty where there is only one."""
+    found = whole_period_ratios(device, nominal, wave.period)
+    return found if len(found) > 1 else ()
+
+
+def _thirds(device: Sequence[int], nominal: NDArray[np.float64]) -> tuple[float, ...]:
+    """Return device / nominal of each third of the measured pass; empty where one has nothing nominal."""
+    parts = np.array_split(np.arange(len(device)), 3)
+    if any(nominal[part].sum() <= 0 for part in parts):
+        return ()
+    return tuple(float(np.array(device)[part].sum() / nominal[part].sum()) for part in parts)
+
+
+def _audit(run: Run, plan: Plan, nominal: NDArray[np.float64]) -> Audit:
+    measured, scope = run.measured, run.enforced.scope
+    resident = np.array(measured.resident_by_expert, dtype=np.uint64)
+    return audit_of(
+        measured.samples,
+        device_bytes=[one.device_read_bytes for one in measured.iterations],
+        logical_bytes=[one.bytes for one in measured.iterations],
+        nominal_bytes=nominal.tolist(),
+        capacity_bytes=run.capacity_bytes,
+        group=None if scope is None else f"/{Path(scope.path).name}",
+        unused=unused_shares(plan, resident) if len(resident) else (),
+    )
+
+
+def _folio_bytes(run: Run) -> float | None:
+    """Return the mean folio size over the resident bytes that could be told, in bytes; None where none could."""
+    seen = run.measured.folios
+    sizes = () if seen is None else seen.bytes_by_order
+    total = sum(sizes)
+    return sum(size * (PAGE_BYTES << order) for order, size in enumerate(sizes)) / total if total else None
+
+
+def _scan_per_steal(interval: Interval) -> float | None:
+    if interval.memcg_scan is not None and interval.memcg_steal:
+        return interval.memcg_scan / interval.memcg_steal
+    scans, steals = (interval.pgscan_kswapd, interval.pgscan_direct), (interval.pgsteal_kswapd, interval.pgsteal_direct)
+    return _ratio(sum(one or 0 for one in scans), sum(one or 0 for one in steals))

@@ -1,7 +1,8 @@
 """Proved runs against bounds: metrics, bounds with their sources, profiles of a host, and verdicts.
 
 A verdict is ``supported``, ``refuted``, ``not_examined`` (with the reason) or ``invalid`` (the proof failed). A bound
-names its source and the invariants it rests on; when one of them was not observed, the verdict is not_examined.
+names its source and the invariants it rests on; when one of them was not observed, the verdict is not_examined. What
+was measured in a virtual machine is said of its scale alone: the same claim for hardware stays not_examined.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ import yaml
 from pytest_moetier.cell import Cell
 from pytest_moetier.errors import InputError
 from pytest_moetier.figures import Figures
+from pytest_moetier.host.machine import GuestFacts
 from pytest_moetier.proof import INVARIANTS, ProvedRun
+from pytest_moetier.replay import Run
+from pytest_moetier.units import format_bytes
 
 SUPPORTED, REFUTED, NOT_EXAMINED, INVALID = "supported", "refuted", "not_examined", "invalid"
+EMULATED = "wall time under emulation: a virtual machine's processors are software"
+"""Why no bound on time is judged there."""
 
 BOUNDS_FORMAT = "moetier-bounds/1"
 PROFILE_FORMAT = "moetier-profile/1"
@@ -104,10 +110,21 @@ _METRICS: dict[str, tuple[str, str, Callable[[Figures], Any]]] = {
     "scan_memcg_pages": ("pages", "lower", lambda f: f.scan_memcg_pages),
     "steal_memcg_pages": ("pages", "neither", lambda f: f.steal_memcg_pages),
     "refault_file_pages": ("pages", "lower", lambda f: f.refault_file_pages),
+    "scan_per_steal": ("pages/page", "lower", lambda f: f.scan_per_steal),
+    "locked_share": ("share", "neither", lambda f: f.locked_share),
+    "control_bytes": ("B", "neither", lambda f: f.control_bytes),
+    "wave_period": ("iterations", "neither", lambda f: f.wave and f.wave.period),
+    "wave_amplitude": ("of nominal", "lower", lambda f: f.wave and f.wave.amplitude),
+    "folio_bytes": ("B", "neither", lambda f: f.folio_bytes),
     "psi_some_share": ("share of wall", "lower", lambda f: f.psi_some_share),
     "psi_full_share": ("share of wall", "lower", lambda f: f.psi_full_share),
     "device_bytes_per_second": ("B/s", "neither", lambda f: f.device_bytes_per_second),
 }
+
+
+_TIME_UNITS = {"s/iteration", "s/token", "share of wall", "B/s"}
+_TIMED = {"iteration_variation", *(name for name, (unit, *_) in _METRICS.items() if unit in _TIME_UNITS)}
+"""The metrics that a clock gave."""
 
 
 def metrics_of(runs: Sequence[ProvedRun]) -> dict[str, Metric]:
@@ -137,6 +154,78 @@ def rail_deviation(
         return None
     values = tuple(value / rail - 1 for value in metrics["device_bytes"].values)
     return Metric("rail_deviation", "share", "neither", values)
+
+
+def guest_of(run: ProvedRun) -> GuestFacts | None:
+    """Return the virtual machine that a run was measured in, None for this host."""
+    return run.run.guest if isinstance(run.run, Run) else None
+
+
+Pair = tuple[float, float]
+"""The least and the most."""
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How large a model of the paper's host it was that a verdict was reached on; pairs over the runs.
+
+    Attributes:
+        memory_bytes: RAM of the machine.
+        experts: capacity / mean bytes of an expert.
+        iterations: capacity / mean bytes that an engine iteration asked for.
+        threads: reader threads.
+        machine: ``emulated``, ``kvm`` or ``host``, or several of them.
+    """
+
+    memory_bytes: Pair
+    experts: Pair
+    iterations: Pair
+    threads: Pair
+    machine: str
+
+    @property
+    def words(self) -> str:
+        """The scale as a reader is told of it."""
+        memory = _from_to(self.memory_bytes, format_bytes)
+        experts, threads = (_from_to(one, "{:.0f}".format) for one in (self.experts, self.threads))
+        iterations = _from_to(self.iterations, "{:.2g}".format)
+        return f"RAM {memory}, C {experts} experts, {iterations} iterations, {threads} threads, {self.machine}"
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the words, and the numbers as [least, most]."""
+        pairs = ("memory_bytes", "experts", "iterations", "threads")
+        numbers = {name: list(getattr(self, name)) for name in pairs}
+        return {"words": self.words, **numbers, "machine": self.machine}
+
+
+def _from_to(pair: Pair, form: Callable[[float], str]) -> str:
+    low, high = map(form, pair)
+    return low if low == high else f"{low} to {high}"
+
+
+def scale_of(runs: Iterable[ProvedRun], host_memory_bytes: int = 0) -> Scale | None:
+    """Return the scale of proved runs, None where none of them was measured in a virtual machine.
+
+    Args:
+        runs: those that a verdict rests on.
+        host_memory_bytes: RAM of this host, for runs on it.
+    """
+    replayed = [one.run for one in runs if isinstance(one.run, Run)]
+    if all(one.guest is None for one in replayed):
+        return None
+    machines = {"host" if one.guest is None else "emulated" if one.guest.emulated else "kvm" for one in replayed}
+    return Scale(
+        memory_bytes=_pair(one.guest.memory_bytes if one.guest else host_memory_bytes for one in replayed),
+        experts=_pair(one.capacity_bytes * one.measured.accesses / one.measured.bytes for one in replayed),
+        iterations=_pair(one.capacity_bytes * len(one.measured.iterations) / one.measured.bytes for one in replayed),
+        threads=_pair(one.output.start.threads for one in replayed),
+        machine=" and ".join(sorted(machines)),
+    )
+
+
+def _pair(values: Iterable[float]) -> Pair:
+    known = list(values)
+    return min(known), max(known)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,6 +258,7 @@ class Bound:
         source: where the bound comes from (paper section, or how it was learned).
         needs: invariants that must be held, not merely unbroken.
         iterations: fewest and most engine iterations of a trace that the source speaks of; None: no limit.
+        timed: whether a clock gave the value: it is then not judged where the processors were software.
     """
 
     id: str
@@ -179,6 +269,7 @@ class Bound:
     source: str
     needs: tuple[str, ...]
     iterations: tuple[int | None, int | None] = (None, None)
+    timed: bool = False
 
     @property
     def text(self) -> str:
@@ -269,12 +360,8 @@ def judge(bound: Bound, value: float | Span | None, runs: Iterable[ProvedRun], r
     """
     if value is None:
         return Judgement(bound, None, NOT_EXAMINED, f": {reason or 'not observed on this host'}")
-    for run in runs:
-        for name in bound.needs:
-            state = next((one.state for one in run.proof.invariants if one.name == name), "held")
-            if state != "held":
-                seen = value.value if isinstance(value, Span) else value
-                return Judgement(bound, seen, NOT_EXAMINED, f": invariant {name} is {state}")
+    if problem := _unfit(bound, tuple(runs)):
+        return Judgement(bound, value.value if isinstance(value, Span) else value, NOT_EXAMINED, f": {problem}")
     if not isinstance(value, Span):
         return Judgement(bound, value, SUPPORTED if bound.holds(value) else REFUTED, "")
     said = f": {value.low:.4g} to {value.high:.4g} over the rounds"
@@ -284,6 +371,18 @@ def judge(bound: Bound, value: float | Span | None, runs: Iterable[ProvedRun], r
     if (low is not None and value.high < low) or (high is not None and value.low > high):
         return Judgement(bound, value.value, REFUTED, said)
     return Judgement(bound, value.value, NOT_EXAMINED, f"{said}, which cannot tell")
+
+
+def _unfit(bound: Bound, runs: Sequence[ProvedRun]) -> str:
+    """Return why the runs cannot tell whether the bound holds; "" where they can."""
+    if bound.timed and any(guest is not None and guest.emulated for guest in map(guest_of, runs)):
+        return EMULATED
+    for run in runs:
+        for name in bound.needs:
+            state = next((one.state for one in run.proof.invariants if one.name == name), "held")
+            if state != "held":
+                return f"invariant {name} is {state}"
+    return ""
 
 
 def bounds_for(bounds: Iterable[Bound], cell: Cell | Sequence[str] | None) -> list[Bound]:
@@ -387,12 +486,13 @@ def _bound(one: Any, where: str) -> Bound:  # noqa: ANN401 - straight from YAML,
             source=str(one["source"]),
             needs=_names(one.get("needs")),
             iterations=_span(one.get("iterations")),
+            timed=_timed(one.get("timed"), str(one["value"])),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         why = f"no {error.args[0]}" if isinstance(error, KeyError) else error
         raise InputError(
             f"{where}: unreadable bound {one!r} ({why})",
-            "id, value, min or max, source; needs is a list, iterations a pair",
+            "id, value, min or max, source; needs is a list, iterations a pair, timed true or false",
             _MEND,
         ) from error
 
@@ -419,6 +519,15 @@ def _span(value: Any) -> tuple[int | None, int | None]:  # noqa: ANN401 - straig
     if not isinstance(value, list) or len(value) != 2 or any(type(one) not in {int, type(None)} for one in value):
         raise TypeError(f"iterations is {value!r}, not the fewest and the most")
     return value[0], value[1]
+
+
+def _timed(value: Any, name: str) -> bool:  # noqa: ANN401 - straight from YAML, checked here
+    """Return what the file says, or else whether the value is that of a metric which a clock gave."""
+    if value is None:
+        return name.removesuffix("_spread") in _TIMED
+    if not isinstance(value, bool):
+        raise TypeError(f"timed is {value!r}, not true or false")
+    return value
 
 
 def _limit(value: Any) -> float | None:  # noqa: ANN401 - straight from YAML, checked here

@@ -23,6 +23,7 @@ from pytest_moetier.settings import option, session_of
 from pytest_moetier.verdicts import About, Handle, Judge, MoetierSession, cells_of
 
 if TYPE_CHECKING:
+    from pytest_moetier.audit import NamedAudit
     from pytest_moetier.campaign import CellResult
     from pytest_moetier.cell import Cell
     from pytest_moetier.finding import Metric, Span
@@ -110,12 +111,13 @@ class CellHandle(Handle):
         from pytest_moetier.history import extra_info  # noqa: PLC0415
 
         runs, invalid = iter(self._result.runs), self._result.invalid
+        rounds = self.session.campaign.settings.rounds_of(self.cell)
 
         def target() -> None:
             __tracebackhide__ = True
             if invalid:
                 seen, _, do = invalid[0].rpartition("; next: ")
-                raise AccountingError(f"{len(invalid)} of {self.session.rounds} rounds not proved: {seen}", do=do)
+                raise AccountingError(f"{len(invalid)} of {rounds} rounds not proved: {seen}", do=do)
             self.session.clock.advance(next(runs).figures.seconds_per_iteration)
 
         if self._benchmark is None:
@@ -130,7 +132,16 @@ class CellHandle(Handle):
 
 
 class CurveHandle(Handle):
-    """The measured cells that the tests of one file asked for, for findings over several of them."""
+    """The measured cells that the tests of one file asked for, for findings over several of them.
+
+    Attributes:
+        kernel: the label of the kernel that the finding is on, None for whatever was measured.
+    """
+
+    def __init__(self, request: pytest.FixtureRequest, session: MoetierSession, kernel: str | None) -> None:
+        """Bind the file's cells to the requesting test."""
+        super().__init__(request, session)
+        self.kernel = kernel
 
     @property
     def results(self) -> list[CellResult]:
@@ -141,7 +152,8 @@ class CurveHandle(Handle):
     def everything(self) -> list[CellResult]:
         """Every cell of the file, also those skipped or invalid."""
         here, found = self.request.node.path, self.session.campaign.results
-        ids = {cell.id for cell in cells_of(one for one in self.request.session.items if one.path == here)}
+        mine = cells_of(one for one in self.request.session.items if one.path == here)
+        ids = {cell.id for cell in mine if self.kernel in {None, cell.kernel}}
         return sorted((found[one] for one in ids & set(found)), key=lambda one: (self._bytes(one.cell), one.cell))
 
     def cell(self, **words: Any) -> CellResult | None:  # noqa: ANN401 - values of a cell's fields
@@ -163,29 +175,80 @@ class CurveHandle(Handle):
             raise AssertionError  # not reached: not_examined ends the test
         return found
 
-    def ratio(self, name: str, above: CellResult, below: CellResult) -> Span:
-        """Return metric ``name`` of one cell over another's, round by round: the rounds visit all cells interleaved."""
+    def ratio(self, name: str, above: CellResult, below: CellResult, across: Sequence[str] = ()) -> Span:
+        """Return metric ``name`` of one cell over another's, round by round: the rounds visit all cells interleaved.
+
+        Args:
+            name: of a metric.
+            above: the cell whose value is divided.
+            below: the cell that it is divided by.
+            across: fields of a cell in which the two may differ; then their residency may not (see ``matched``).
+        """
         from pytest_moetier.finding import Span  # noqa: PLC0415
 
         __tracebackhide__ = True
-        first, second = self._metrics(name, above, below)
+        first, second = self._metrics(name, above, below, across=across)
         ratios = [_over(one, other) for one, other in zip(first.values, second.values, strict=True)]
         return Span(min(ratios), median(ratios), max(ratios))
+
+    def span(self, name: str, result: CellResult) -> Span:
+        """Return the median of metric ``name`` over the rounds of a cell, with the least and the most."""
+        from pytest_moetier.finding import Span  # noqa: PLC0415
+
+        __tracebackhide__ = True
+        (metric,) = self._metrics(name, result)
+        return Span(min(metric.values), metric.median, max(metric.values))
 
     def medians(self, name: str, *results: CellResult) -> list[float]:
         """Return the median of metric ``name`` over the rounds of each cell."""
         __tracebackhide__ = True
         return [one.median for one in self._metrics(name, *results)]
 
-    def _metrics(self, name: str, *results: CellResult) -> list[Metric]:
+    def matched(self, *results: CellResult) -> None:
+        """End the test as not_examined unless the cells were measured at equal mean residency of the pool, within 2%.
+
+        Two mechanisms at equal nominal capacity hold different amounts (paper section 2).
+        """
+        from pytest_moetier.guest import MATCHED_WITHIN  # noqa: PLC0415
+
+        __tracebackhide__ = True
+        seen = [one.median for one in self._metrics("observed_capacity_bytes", *results, across=_LOOSE)]
+        if max(seen) > min(seen) * (1 + MATCHED_WITHIN):
+            told = ", ".join(f"{one.cell.id} held {size / 1e6:.1f} MB" for one, size in zip(results, seen, strict=True))
+            self.not_examined(f"{told} in the mean; expected residencies within {MATCHED_WITHIN:.0%} of each other")
+
+    def audits(self) -> list[NamedAudit]:
+        """Return the generation audit of every boot of every proved cell that has one, by the cell's id."""
+        from pytest_moetier.audit import NamedAudit  # noqa: PLC0415
+
+        found = [(one.cell.id, run.figures.audit) for one in self.results for run in one.runs]
+        return [NamedAudit(name, audit) for name, audit in found if audit is not None and audit.moments]
+
+    def room_auc(self, room: str) -> tuple[float | None, str]:
+        """Return how well the room before an iteration tells its collapse, over all audits; None, and why, else.
+
+        Args:
+            room: ``oldest generation`` or ``C - protected``.
+        """
+        from pytest_moetier.audit import tests_over  # noqa: PLC0415
+
+        audits = [one.audit for one in self.audits()]
+        if not audits:
+            return None, "no generations were sampled in a proved cell"
+        found = next(one for one in tests_over(audits) if one.room == room)
+        return (None, found.reason) if found.verdict == "not_examined" else (found.auc, found.reason)
+
+    def _metrics(self, name: str, *results: CellResult, across: Sequence[str] = ()) -> list[Metric]:
         """Return a metric of cells that may be compared; not_examined where they may not, or one did not observe it."""
         from pytest_moetier.finding import metrics_of  # noqa: PLC0415
 
         __tracebackhide__ = True
-        for word in ("capacity", "mechanism", "mglru", "read_limit"):
+        for word in (one for one in _LOOSE if one not in across):
             if len({getattr(one.cell, word) for one in results}) > 1:
                 told = ", ".join(one.cell.id for one in results)
                 self.not_examined(f"{told} differ in {word}; expected cells that do not; next: see why one is missing")
+        if across and across != _LOOSE:
+            self.matched(*results)
         found = []
         for one in results:
             metric = metrics_of(one.runs).get(name)
@@ -198,6 +261,10 @@ class CurveHandle(Handle):
     def _bytes(self, cell: Cell) -> int:
         context = self.session.campaign.context_of(cell)
         return cell.capacity.resolve(context.pool_bytes if context else 0)
+
+
+_LOOSE = ("capacity", "mechanism", "locked", "mglru", "read_limit", "kernel", "read_ahead_kb", "filesystem")
+"""In what cells that are compared must not differ, unless a finding is across it."""
 
 
 def _over(above: float, below: float) -> float:
@@ -244,8 +311,11 @@ def _break(error: MoetierError | None, benchmark: Any) -> NoReturn:  # noqa: ANN
 
 @pytest.fixture
 def moetier_curve(request: pytest.FixtureRequest) -> CurveHandle:
-    """The cells that this file's tests asked for; empty (the verdict is then not_examined) when none were selected."""
-    return CurveHandle(request, session_of(request.config))
+    """The cells that this file's tests asked for; empty (the verdict is then not_examined) when none were selected.
+
+    Where kernels are named, a test over cells runs once for each of them.
+    """
+    return CurveHandle(request, session_of(request.config), getattr(request, "param", None))
 
 
 class _TraceJudge(Judge):

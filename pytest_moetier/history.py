@@ -19,15 +19,17 @@ import pytest
 from pytest_moetier.campaign import CellResult, Context
 from pytest_moetier.cell import Cell
 from pytest_moetier.errors import HarnessError
-from pytest_moetier.finding import Metric
+from pytest_moetier.finding import Metric, guest_of
+from pytest_moetier.host.machine import GuestFacts
 from pytest_moetier.proof import Proof
 from pytest_moetier.replay import ListFile
 
 SCHEMA_VERSION = 1
 
 _COMPARABLE = ("pool_id", "plan_crc", "iterations", "threads", "compute_seconds")
-"""Two sessions are compared only when these, and the lists that a cell was given, agree."""
-_BEFORE = {"compute_seconds": 0.0, "lists": []}
+"""Two sessions are compared only when these, the lists that a cell was given and the machine agree."""
+_NONE: dict[str, Any] = {"lists": [], "machine": None}
+_BEFORE = {"compute_seconds": 0.0, **_NONE}
 """What a session stored before these were varied had."""
 _COMPARABLE_TRACES = ("layers", "experts", "k", "iterations", "synthetic")
 """Likewise for the statistics of a trace, which are of interest just when its content is another."""
@@ -43,7 +45,7 @@ def extra_info(
     """
     info = {
         "schema_version": SCHEMA_VERSION,
-        "cell": cell_json(cell),
+        "cell": {**cell_json(cell), "guest": guest_json(guests_of(result))},
         "context": asdict(context) if context else None,
         "metrics": {name: metric_json(metric) for name, metric in metrics.items()},
         "lists": [list_json(one) for one in result.lists],
@@ -87,7 +89,42 @@ def cell_json(cell: Cell) -> dict[str, str | int]:
         "spine": cell.spine,
         "read_limit": cell.read_limit,
         "kernel": cell.kernel,
+        "locked": cell.locked,
+        "read_ahead_kb": cell.read_ahead_kb,
+        "filesystem": cell.filesystem,
     }
+
+
+def guests_of(result: CellResult) -> list[GuestFacts]:
+    """Return the virtual machine of each proved run of a cell; empty for this host."""
+    return [guest for run in result.runs if (guest := guest_of(run)) is not None]
+
+
+def guest_json(guests: Sequence[GuestFacts]) -> dict[str, Any] | None:
+    """Return what the virtual machines of a cell were, as JSON: one for each round, alike but for their start."""
+    if not guests:
+        return None
+    first = guests[0]
+    return {
+        "kernel": first.kernel,
+        "release": first.release,
+        "accelerator": first.accelerator,
+        "emulated": first.emulated,
+        "why": first.why,
+        "memory_bytes": first.memory_bytes,
+        "cpus": first.cpus,
+        "command_line": first.command_line,
+        "boot_seconds": [one.boot_seconds for one in guests],
+        "settings": dict(first.settings),
+    }
+
+
+def machine_of(guest: Mapping[str, Any] | None) -> list[Any] | None:
+    """Return what two machines must agree in to be compared, of what ``guest_json`` returns; None for a host.
+
+    Not the release: a cell of another kernel of the same name is what a comparison is for.
+    """
+    return None if guest is None else [guest[name] for name in ("accelerator", "memory_bytes", "cpus")]
 
 
 def metric_json(metric: Metric) -> dict[str, Any]:
@@ -169,7 +206,8 @@ def _stored_cell(benchmark: Any, *, traces: bool) -> tuple[str, Mapping[str, Any
             str(name): {"values": [float(value) for value in one["values"]]} for name, one in info["metrics"].items()
         }
         lists = [str(one["words"]) for one in info.get("lists", ())]
-        return str(info["cell"]["id"]), {"metrics": metrics, "context": {**(info["context"] or {}), "lists": lists}}
+        more = {"lists": lists, "machine": machine_of(info["cell"].get("guest"))}
+        return str(info["cell"]["id"]), {"metrics": metrics, "context": {**(info["context"] or {}), **more}}
     except (KeyError, TypeError, ValueError, AttributeError):
         return None
 
@@ -196,7 +234,7 @@ def compare(
     stored: Mapping[str, Any],
     current: Mapping[str, Mapping[str, Metric]],
     contexts: Mapping[str, Context],
-    lists: Mapping[str, Sequence[str]],
+    given: Mapping[str, Mapping[str, Any]],
     names: Sequence[str],
 ) -> tuple[list[Comparison], list[str]]:
     """Return the comparisons of metrics ``names``, and a line with the reason for every cell that has none.
@@ -205,12 +243,15 @@ def compare(
         stored: cells of a stored session, by id.
         current: the metrics of this session's cells, by id.
         contexts: what they rest on.
-        lists: the words of the tables and of the advice that they were given.
+        given: what else they were measured with: ``lists``, the words of tables and advice; ``machine``, of
+            ``machine_of``. What is not named is none.
         names: the metrics to compare.
     """
-    now = {one: {name: getattr(contexts[one], name) for name in _COMPARABLE} for one in current}
-    given = {one: {"lists": list(lists.get(one, ()))} for one in current}
-    return _compared(stored, current, {one: {**now[one], **given[one]} for one in current}, names)
+    now = {
+        one: {**{name: getattr(contexts[one], name) for name in _COMPARABLE}, **_NONE, **given.get(one, {})}
+        for one in current
+    }
+    return _compared(stored, current, now, names)
 
 
 def compare_traces(

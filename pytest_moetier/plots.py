@@ -1,25 +1,29 @@
-"""Figures of a session's findings on traces, and the numbers they draw (paper section 3, Figure 1).
+"""Figures of a session's findings, and the numbers they draw.
 
-What a policy hits against the budget, one panel a model: the mean over its domains, and their range shaded. matplotlib
-(the extra ``plot``) is imported only here, and only when a figure is drawn; its pyplot and its settings are left alone.
+On traces (paper section 3, Figure 1): what a policy hits against the budget, one panel a model: the mean over its
+domains, and their range shaded. On reclaim (section 5): the generation audit of passes, side by side. matplotlib (the
+extra ``plot``) is imported only here, and only when a figure is drawn; its pyplot and its settings are left alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from io import BytesIO
-from itertools import count
+from itertools import count, pairwise, zip_longest
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from pytest_moetier.errors import InputError
 from pytest_moetier.routing import GIVEN, MODELS, OWN, HitRates, Subject, hit_rates, recognised
+from pytest_moetier.units import PAGE_BYTES
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+    from pytest_moetier.audit import Audit, Moment, NamedAudit  # numpy
     from pytest_moetier.simulate import Workload
     from pytest_moetier.trace.records import Trace
 
@@ -293,15 +297,24 @@ def files(found: Sequence[Panel]) -> dict[str, bytes]:
 
 def _drawn(panel: Panel) -> tuple[bytes, bytes]:
     """Return the panel as SVG and as PNG."""
+    svg, png = _saved_as(lambda: _draw(panel), panel.title, ("svg", "png"))
+    return svg, png
+
+
+def _saved_as(draw: Callable[[], Figure], title: str, kinds: Sequence[str]) -> tuple[bytes, ...]:
+    """Return a figure as files of these kinds, svg or png."""
     import matplotlib as mpl  # noqa: PLC0415 - an extra, and slow
 
     with mpl.rc_context():  # pytest is the user's process: its settings are as before afterwards
         mpl.rcdefaults()
         mpl.rcParams.update(_SETTINGS)
-        figure = _draw(panel)
+        figure = draw()
         # Neither a date nor a version of ours or matplotlib's: the same numbers give the same file.
-        svg = _saved(figure, "svg", {"Date": None, "Creator": "pytest-moetier", "Title": panel.title})
-        return svg, _saved(figure, "png", {"Software": None, "Title": panel.title})
+        unsaid: dict[str, dict[str, Any]] = {
+            "svg": {"Date": None, "Creator": "pytest-moetier"},
+            "png": {"Software": None},
+        }
+        return tuple(_saved(figure, kind, {**unsaid[kind], "Title": title}) for kind in kinds)
 
 
 def _saved(figure: Figure, kind: str, metadata: dict[str, Any]) -> bytes:
@@ -379,3 +392,167 @@ def _scale_budgets(panel: Panel, axes: Axes) -> None:
 def _short(value: float) -> str:
     """Return two digits, and all of what is before the point: enough to read an axis."""
     return f"{value:.0f}" if value >= 10 or value == int(value) else f"{value:.2g}"
+
+
+_RANKS = ("oldest (reclaimed from)", "second", "third", "fourth")
+_RANK_COLOURS = ("#D55E00", "#0072B2", "#56B4E9", "#009E73")
+_AUDIT_WIDTH, _AUDIT_GAP, _AUDIT_MARGIN = 3.1, 0.95, 0.62
+_AUDIT_HEIGHTS = (1.35, 1.5, 0.95)
+_AUDIT_TITLE, _AUDIT_BETWEEN, _AUDIT_BELOW = 0.42, 0.14, 1.2
+"""Of the audit's columns and rows, in inches: every cell is drawn to the same size."""
+_AUDIT_BASIS = (
+    "generations: the group's file pages at the borders between iterations;\n"
+    "asked for: what an iteration inserts if it misses everything"
+)
+
+
+def draw_audit(audits: Sequence[NamedAudit], path: Path) -> None:
+    """Write the audits of passes into one figure, a column each: traffic, generations and reclaim by iteration.
+
+    Args:
+        audits: one a cell.
+        path: where to; its suffix, ``.svg`` or ``.png``, says what it is to be.
+
+    Raises:
+        ImportError: matplotlib is not installed, or broken.
+        InputError: there is nothing to draw, or the suffix is another one.
+    """
+    kind = path.suffix.lstrip(".")
+    if kind not in {"svg", "png"}:
+        raise InputError(f"a figure named {path.name}", "a name that ends in .svg or .png")
+    if not audits:
+        raise InputError("no audit to draw", "at least one")
+    (content,) = _saved_as(lambda: _draw_audits(audits), "generation audit", (kind,))
+    path.write_bytes(content)
+
+
+def _draw_audits(audits: Sequence[NamedAudit]) -> Figure:
+    from matplotlib.figure import Figure  # noqa: PLC0415
+
+    width = _AUDIT_MARGIN + len(audits) * (_AUDIT_WIDTH + _AUDIT_GAP) - _AUDIT_GAP + _AUDIT_MARGIN
+    height = _AUDIT_BELOW + sum(_AUDIT_HEIGHTS) + 2 * _AUDIT_BETWEEN + _AUDIT_TITLE
+    figure = Figure(figsize=(width, height))
+    for column, one in enumerate(audits):
+        left = _AUDIT_MARGIN + column * (_AUDIT_WIDTH + _AUDIT_GAP)
+        rows = _audit_rows(figure, left / width, _AUDIT_WIDTH / width)
+        _draw_traffic(one, rows[0])
+        _draw_generations(one.audit, rows[1])
+        _draw_reclaim(one.audit, rows[2])
+        if column == 0:
+            for axes, label in zip(rows, ("MB an iteration", "file pages (MB)", "pages an iteration"), strict=True):
+                axes.set_ylabel(label)
+                axes.yaxis.set_label_coords(-0.42 / _AUDIT_WIDTH, 0.5)
+    _key(figure, height)
+    figure.text(0.5, 0.05 / height, _AUDIT_BASIS, ha="center", va="bottom", color="0.3", fontsize=_BASIS_POINTS)
+    return figure
+
+
+def _audit_rows(figure: Figure, left: float, width: float) -> list[Axes]:
+    """Add the axes of one column, the uppermost first; all have the same iterations."""
+    height = float(figure.get_figheight())
+    top = height - _AUDIT_TITLE
+    rows: list[Axes] = []
+    for size in _AUDIT_HEIGHTS:
+        top -= size
+        rows.append(figure.add_axes((left, top / height, width, size / height), sharex=rows[0] if rows else None))
+        top -= _AUDIT_BETWEEN
+        rows[-1].grid(visible=True, color="0.9", linewidth=0.5)
+        rows[-1].set_axisbelow(True)
+        rows[-1].tick_params(labelbottom=size == _AUDIT_HEIGHTS[-1])
+    rows[-1].set_xlabel("iteration")
+    return rows
+
+
+def _draw_traffic(named: NamedAudit, axes: Axes) -> None:
+    audit = named.audit
+    at = [one + 0.5 for one in range(len(audit.logical_bytes))]
+    if audit.device_bytes:
+        axes.plot(at, [one / 1e6 for one in audit.device_bytes], color="#000000", linewidth=0.9, label="device bytes")
+    if audit.nominal_bytes:
+        axes.plot(
+            at, [one / 1e6 for one in audit.nominal_bytes], color="#0072B2", linewidth=0.7, label="nominal misses (LRU)"
+        )
+    axes.plot(
+        at, [one / 1e6 for one in audit.logical_bytes], color="0.5", linestyle=":", linewidth=0.9, label="asked for"
+    )
+    axes.set_ylim(bottom=0)
+    axes.set_xlim(0, len(audit.logical_bytes))
+    axes.set_title(f"{named.name}\n{_period(audit)}", fontsize=8)
+
+
+def _period(audit: Audit) -> str:
+    if not audit.device_bytes:
+        return "device bytes not observed"
+    wave = audit.wave
+    if wave is None or not wave.found:
+        return "no period found"
+    return f"period {wave.period:.0f} iterations, amplitude {wave.amplitude / 1e6:.2g} MB"
+
+
+def _draw_generations(audit: Audit, axes: Axes) -> None:
+    from matplotlib.ticker import MaxNLocator  # noqa: PLC0415
+
+    at = [one.iteration for one in audit.moments]
+    ranks = list(zip_longest(*(one.file_pages for one in audit.moments), fillvalue=0))
+    if not ranks:
+        axes.text(0.5, 0.5, "no generations to see", transform=axes.transAxes, ha="center", va="center", color="0.3")
+        return
+    sizes = [[pages * PAGE_BYTES / 1e6 for pages in rank] for rank in ranks]
+    axes.stackplot(at, *sizes, colors=_RANK_COLOURS, labels=_RANKS[: len(sizes)], linewidth=0, alpha=0.75)
+    axes.plot(
+        [one + 0.5 for one in range(len(audit.logical_bytes))],
+        [one / 1e6 for one in audit.logical_bytes],
+        color="0.25",
+        linestyle=":",
+        linewidth=0.9,
+    )
+    numbers = axes.twinx()
+    numbers.step(
+        at, [one.max_seq for one in audit.moments], where="post", color="#000000", linewidth=0.7, label="max_seq"
+    )
+    numbers.set_ylim(audit.moments[0].max_seq - 0.5, audit.moments[-1].max_seq + 0.5)
+    numbers.set_ylabel("max_seq")
+    numbers.yaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def _draw_reclaim(audit: Audit, axes: Axes) -> None:
+    for label, colour, dashes in (("scan", "#D55E00", "-"), ("steal", "#000000", "--")):
+        rates = list(_rates(audit.moments, f"{label}_pages"))
+        axes.plot(
+            [at for at, _ in rates],
+            [rate for _, rate in rates],
+            color=colour,
+            linestyle=dashes,
+            linewidth=0.8,
+            label=label,
+        )
+    axes.set_ylim(bottom=0)
+
+
+def _rates(moments: Sequence[Moment], name: str) -> Iterator[tuple[float, float]]:
+    """Yield what was counted an iteration, between one moment and the next, and where that is on the axis."""
+    for before, after in pairwise(moments):
+        start, end = getattr(before, name), getattr(after, name)
+        iterations = after.iteration - before.iteration
+        if start is not None and end is not None and iterations > 0:
+            yield (before.iteration + after.iteration) / 2, (end - start) / iterations
+
+
+def _key(figure: Figure, height: float) -> None:
+    """Name every line and shade once, below all columns."""
+    found: dict[str, Any] = {}
+    for axes in figure.axes:
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    figure.legend(
+        list(found.values()),
+        list(found),
+        loc="lower center",
+        bbox_to_anchor=(0.5, 0.28 / height),
+        ncols=3,
+        frameon=False,
+        handlelength=2.4,
+        columnspacing=1.6,
+        borderaxespad=0.0,
+        labelspacing=0.3,
+    )

@@ -16,7 +16,7 @@ from pytest_moetier.verdicts import KNOWN, SESSION, VERDICT, label_of
 EXIT_INVALID = 10
 """pytest's exit status when nothing failed but at least one run's accounting was not proved."""
 
-_CELL_ID = re.compile(r"\[C[^\]]+-(cgroup|balloon|memboot)-mglru_")
+_CELL_ID = re.compile(r"\[(C[^\]]+-)?(cgroup|balloon|memboot)[0-9]*-mglru_")
 """What the ids of cells look like, for a process that has the ids alone (see ``Cell.id``)."""
 
 _SAID = pytest.StashKey[list[str]]()
@@ -46,6 +46,10 @@ _OPTIONS = (
     ("refuted", "fail", "fail|report", "whether a refuted bound fails the test or is only shown"),
     ("profile", "", "NAME|FILE", "bounds and known refutations of a host (gh200, or a file of --moetier-learn)"),
     ("learn", "", "FILE", "write a profile of this host from the proved runs of this session"),
+    ("guest_memory", "0", "SIZE", "RAM of a virtual machine (default: what its cell needs)"),
+    ("guest_cpus", "2", "N", "virtual processors"),
+    ("guest_accel", "auto", "auto|kvm|tcg", "KVM, software emulation (tcg), or KVM where it works"),
+    ("guest_pool", "", "LAYERSxSIZE", "layers and expert size of the workload reclaim (default: 8x512KiB)"),
     ("json", "", "FILE", "write every verdict, with bounds, metrics and proofs"),
     ("report", "", "DIR", "draw hit rates against the budget, a figure for each model, with their numbers"),
 )
@@ -61,6 +65,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     text = "router trace to replay, DOMAIN=FILE or FILE, repeatable (default: a seeded synthetic trace)"
     group.addoption("--moetier-trace", action="append", metavar="[DOMAIN=]FILE", default=None, help=text)
     parser.addini("moetier_trace", type="args", help=text, default=[])
+    text = "kernel to measure on, repeatable: host (default), a version that `moetier guest fetch` got, or a file"
+    metavar = "host|6.12|[LABEL=]PATH[:MODULES]"
+    group.addoption("--moetier-kernel", action="append", metavar=metavar, default=None, help=text)
+    parser.addini("moetier_kernel", type="args", help=text, default=[])
     text = "compare this session's metrics with the latest stored session"
     group.addoption("--moetier-compare", action="store_true", default=None, help=text)
     parser.addini("moetier_compare", type="bool", help=text, default=False)
@@ -93,6 +101,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             cells = cells_for(metafunc.config, metafunc.definition)
         params = [pytest.param(cell, id=cell.id, marks=_cell_marks(cell)) for cell in cells]
         metafunc.parametrize("moetier_cell", params, indirect=True)
+    if "moetier_curve" in metafunc.fixturenames:
+        from pytest_moetier.cell import HOST  # noqa: PLC0415
+        from pytest_moetier.settings import kernels_for  # noqa: PLC0415
+
+        with _as_one_message():
+            kernels = kernels_for(metafunc.config)
+        if kernels:  # a finding over cells is one of each kernel
+            params = [pytest.param(one, id="host" if one == HOST else f"k{one}") for one in kernels]
+            metafunc.parametrize("moetier_curve", params, indirect=True)
     for name in sorted(_ON_TRACES.intersection(metafunc.fixturenames)):
         with _as_one_message():
             params = _subject_params(metafunc.config, grouped=name in _OVER_SEVERAL)
@@ -132,6 +149,9 @@ def _cell_marks(cell: Any) -> list[pytest.MarkDecorator]:  # noqa: ANN401 - cell
             spine=cell.spine,
             read_limit=cell.read_limit,
             kernel=cell.kernel,
+            locked=cell.locked,
+            read_ahead=cell.read_ahead_kb,
+            filesystem=cell.filesystem,
         )
     ]
 
@@ -219,6 +239,8 @@ def _translate(
     if verdict is None or (call.when != "call" and verdict != "invalid"):
         return
     report.user_properties.append(("moetier.verdict", verdict))
+    if item.nodeid in session_of(item.config).records and (scale := session_of(item.config).records[item.nodeid].scale):
+        report.user_properties.append(("moetier.scale", scale.words))
     known = item.stash.get(KNOWN, None)
     if known and verdict == "refuted":
         report.outcome, report.wasxfail = "skipped", known

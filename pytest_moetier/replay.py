@@ -19,15 +19,18 @@ from numpy.typing import NDArray
 
 from pytest_moetier.cell import Cell
 from pytest_moetier.errors import HarnessError, InputError, UnsupportedHostError
+from pytest_moetier.host import procfs
 from pytest_moetier.host.cgroup import ScopeFiles
 from pytest_moetier.host.enforce import Ending, Enforced, HostContext, mechanism
 from pytest_moetier.host.loopdev import image_resident_bytes
+from pytest_moetier.host.machine import GuestFacts, current
 from pytest_moetier.host.mglru import MglruSetting, held
 from pytest_moetier.host.restore import drop_caches
 from pytest_moetier.host.snapshot import Counters, Interval, ScopeCounters, capture_paths, difference, parse, take
 from pytest_moetier.host.throttle import read_limit
 from pytest_moetier.modes import FILLS, Mode, delivery_of
 from pytest_moetier.plan import Plan, cold_plan, write_plan
+from pytest_moetier.pool.manifest import Manifest
 from pytest_moetier.pool.opened import OpenPool
 from pytest_moetier.replayer import KilledError, Pass, Replayer, ReplayOptions, ReplayOutput
 from pytest_moetier.units import PAGE_BYTES, format_bytes
@@ -36,6 +39,8 @@ COLD_EXPERTS = 64
 """Distinct experts read once to measure the cold factor."""
 LANDING_EXPERTS = 2
 """Experts a thread that a full arena leaves room for: what misses needs a page to land on."""
+_WATCH_SECONDS = {False: 0.5, True: 2.0}
+"""How often the enforcement is looked at, on this host and in a guest, whose processors it takes time from."""
 _SMALL = "--moetier-capacity with a larger size, or --moetier-threads with fewer"
 
 
@@ -71,6 +76,7 @@ class Rig:
         accepted_tokens: what the plan's iterations accepted.
         list_file: gives the list that a mode or a prefetch asks for (``own``, ``train``, ``domain``; ``oracle``,
             ``plan``), or raises why there is none.
+        program: path of the replayer on the machine that runs it; None: this host's own.
     """
 
     pool: OpenPool
@@ -80,6 +86,7 @@ class Rig:
     options: ReplayOptions
     accepted_tokens: int
     list_file: Callable[[str], ListFile]
+    program: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +94,10 @@ class Run:
     """One finished run of a cell, not yet proved.
 
     ``table`` and ``advice`` are the lists that it was given, ``read_limit`` the device's limit as read back.
+    ``warm_iterations`` of the plan's end were read in the warm pass, 0 for all of it. The last C bytes that were read
+    decide what exact LRU holds, so a warm pass of the plan's end leaves it what a whole one would.
+    ``control_bytes`` is what the mechanism was told: the capacity, unless it was matched by residency; ``guest`` what
+    the virtual machine was, None on this host.
 
     ``warm_entry``, ``entry`` and ``exit`` are the counters at the start of the warm pass and at both ends of the
     measured pass; ``interval`` is their difference over the measured pass. ``image_resident_bytes`` is what was
@@ -115,6 +126,9 @@ class Run:
     table: ListFile | None = None
     advice: ListFile | None = None
     read_limit: int | None = None
+    control_bytes: int = 0
+    warm_iterations: int = 0
+    guest: GuestFacts | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,23 +149,26 @@ class OomRun:
     signal: int
     iterations: int
     seconds: float
+    guest: GuestFacts | None = None
 
 
-def run_cell(
+def run_cell(  # noqa: PLR0913  (what a run is told, by keyword)
     rig: Rig,
     cell: Cell,
     *,
     round_index: int = 0,
     order: int = 0,
+    control_bytes: int | None = None,
     progress: Callable[[str, int], None] | None = None,
 ) -> Run | OomRun:
-    """Measure ``cell`` once (Algorithm 1).
+    """Measure ``cell`` once (Algorithm 1), on the current machine.
 
     Args:
         rig: the workload's fixed parts.
         cell: what to enforce and how to read.
         round_index: which repetition this is, from 0.
         order: place of the run in the session's random order, from 0.
+        control_bytes: what the mechanism is told, where that is not the capacity: found so that the residency is.
         progress: called with a phase's name and the number of finished iterations.
 
     Raises:
@@ -164,21 +181,23 @@ def run_cell(
     capacity_bytes = cell.capacity.resolve(rig.pool.manifest.total_bytes)
     facts: dict[str, Any] = {"cell": cell, "capacity_bytes": capacity_bytes, "round": round_index, "order": order}
     facts["started_seconds"] = time.time()
+    control = capacity_bytes if control_bytes is None else control_bytes
+    facts["guest"] = current().facts
     lists = _lists(rig, cell)
     with ExitStack() as stack:
         setting = stack.enter_context(held(cell.mglru, rig.host.journal))
-        enforcer = stack.enter_context(mechanism(cell.mechanism, capacity_bytes, rig.host))
+        enforcer = stack.enter_context(mechanism(cell.mechanism, control, rig.host))
         tell("dropping the page cache", 0)
         drop_everything(rig)
         options = _cell_options(rig, cell, capacity_bytes, lists, enforcer.scope_files())
-        argv = enforcer.argv(options.argv(rig.plan_path, rig.pool.root))
+        argv = enforcer.argv(options.argv(rig.plan_path, rig.pool.root, rig.program))
         replayer = stack.enter_context(Replayer(argv, rig.pool.pass_fds))
         tell("setting the capacity", 0)
         limit = _limited(rig, cell, replayer.pid, stack)
         enforced = facts["enforced"] = enforcer.apply(replayer.pid, replayer.ready.budgeted_bytes)
         before = _backing(rig.pool)
         try:
-            output = replayer.go(watch=enforcer.watch, progress=tell)
+            output = replayer.go(enforcer.watch, tell, _WATCH_SECONDS[current().facts is not None])
         except KilledError as killed:
             if not cell.expects_oom:
                 raise
@@ -195,6 +214,8 @@ def run_cell(
         table=lists.table,
         advice=lists.advice,
         read_limit=limit,
+        control_bytes=control,
+        warm_iterations=rig.options.warm_iterations,
     )
 
 
@@ -288,23 +309,59 @@ def measure_cold_factor(rig: Rig, mode: str, folder: Path) -> float | None:
 
     None when the pool's devices cannot be counted. Nothing is enforced: the cache is empty and large enough.
     """
-    plan = cold_plan(rig.pool.manifest, min(COLD_EXPERTS, rig.pool.manifest.n_experts), seed=0)
     path = folder / f"cold-{mode}.plan"
-    write_plan(plan, path)
+    write_cold_plan(rig.pool.manifest, path)
+    return read_cold(rig, mode, path).factor
+
+
+def write_cold_plan(manifest: Manifest, path: Path) -> None:
+    """Write the plan of a cold read of distinct experts."""
+    write_plan(cold_plan(manifest, min(COLD_EXPERTS, manifest.n_experts), seed=0), path)
+
+
+@dataclass(frozen=True, slots=True)
+class Cold:
+    """What a cold read showed.
+
+    Attributes:
+        factor: device bytes / logical bytes, None where the devices cannot be counted.
+        mem_total_bytes: MemTotal of the machine.
+        mem_available_bytes: its MemAvailable with the replayer ready and nothing enforced.
+    """
+
+    factor: float | None
+    mem_total_bytes: int
+    mem_available_bytes: int
+
+
+def read_cold(rig: Rig, mode: str, path: Path) -> Cold:
+    """Read the plan at ``path`` once into an empty cache, on the current machine."""
     alone = ("cold",)
     base = _options(rig, mode, None)
-    options = replace(base, passes=alone, hits="none", hits_passes=alone, residency_samples=0, experts_exit=())
+    options = replace(
+        base,
+        passes=alone,
+        hits="none",
+        hits_passes=alone,
+        residency_samples=0,
+        samples=(),
+        experts_exit=(),
+        folios_exit=(),
+        warm_iterations=0,
+    )
     drop_everything(rig)
-    with Replayer(options.argv(path, rig.pool.root), rig.pool.pass_fds) as replayer:
+    with Replayer(options.argv(path, rig.pool.root, rig.program), rig.pool.pass_fds) as replayer:
+        memory = procfs.parse_meminfo(procfs.read_text("/proc/meminfo"))
         (cold,) = replayer.go().passes
     entry, exit_ = (parse(one, rig.pool.devices) for one in (cold.entry, cold.exit))
     read = difference(entry, exit_).device_read_bytes
-    return None if read is None else read / cold.bytes
+    return Cold(None if read is None else read / cold.bytes, memory["MemTotal"], memory.get("MemAvailable", 0))
 
 
 def drop_everything(rig: Rig) -> None:
     """Empty the page cache of the pool: the whole host's as root, the pool's files alone otherwise (and check)."""
-    rig.pool.drop_cache()
+    if current().facts is None:  # a guest's page cache is its own
+        rig.pool.drop_cache()
     drop_caches(())
 
 
@@ -318,8 +375,10 @@ def _cell_options(rig: Rig, cell: Cell, capacity_bytes: int, lists: _Lists, scop
         raise UnsupportedHostError(
             f"a locked spine of {format_bytes(locked)} in {format_bytes(capacity_bytes)}", "a larger capacity", _SMALL
         )
+    beside = f"{scope.path}/memory.stat" if scope is not None else "/proc/vmstat"
     return replace(
         _options(rig, mode.native, scope),
+        samples=(*rig.options.samples, beside) if rig.options.samples else (),
         warm_mode=FILLS[cell.fill][0] if cell.fill else "",
         warm_chunk_bytes=FILLS[cell.fill][1] if cell.fill else None,
         own_bytes=own_bytes(mode, capacity_bytes, rig.options.threads, int(rig.plan.expert_bytes.max()), locked),

@@ -11,9 +11,8 @@ import os
 import selectors
 import signal
 import subprocess
-import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import IO, Any, Self, TypeVar
@@ -21,6 +20,7 @@ from typing import IO, Any, Self, TypeVar
 import orjson
 
 from pytest_moetier.errors import AccountingError, HarnessError, InputError, UnsupportedHostError
+from pytest_moetier.host import machine
 from pytest_moetier.host.snapshot import Capture
 from pytest_moetier.native import executable
 
@@ -29,7 +29,7 @@ _Record = TypeVar("_Record")
 SILENCE_SECONDS = 180.0
 """A replayer that says nothing for this long is taken for hung; one iteration never takes that long."""
 
-_POLL_SECONDS = 0.5
+_WATCH_SECONDS = 0.5
 _EXIT_USAGE = 2
 _EXIT_MLOCK = 3
 _EXIT_UNSUPPORTED = 77
@@ -129,7 +129,10 @@ class Prefetched:
 
 @dataclass(frozen=True, slots=True)
 class Iteration:
-    """One engine iteration: wall in seconds of CLOCK_MONOTONIC, bytes delivered, bytes that the devices read for it."""
+    """One engine iteration: wall in seconds of CLOCK_MONOTONIC, bytes delivered, bytes that the devices read for it.
+
+    ``index`` is the plan's, also where a pass replays only the plan's end.
+    """
 
     index: int
     wall_seconds: float
@@ -154,11 +157,52 @@ class Residency:
 
 
 @dataclass(frozen=True, slots=True)
+class Sample:
+    """Raw text of kernel files between two iterations.
+
+    Attributes:
+        iteration: the iteration of the plan that comes next; the plan's number of them at the exit.
+        clock_seconds: CLOCK_MONOTONIC, as in a capture.
+        files: text by path; None where it could not be read.
+    """
+
+    iteration: int
+    clock_seconds: float
+    files: Mapping[str, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Folios:
+    """In which sizes of folios the pool's resident pages were held at a pass's exit, of the part that was looked at.
+
+    Attributes:
+        bytes_by_order: resident bytes in folios of 2**order pages, from order 0 on; empty: nothing is known.
+        unknown_bytes: resident bytes of which the kernel does not say it (only root may ask).
+        files: files of the plan.
+        files_looked_at: those of them that have a part in this.
+        pool_bytes: their size.
+        looked_at_bytes: what was looked at, resident or not: pieces spread evenly over the pool.
+        note: why bytes are unknown, "" where none are.
+        cost_seconds: what it took, after the pass.
+    """
+
+    bytes_by_order: tuple[int, ...]
+    unknown_bytes: int
+    files: int
+    files_looked_at: int
+    pool_bytes: int
+    looked_at_bytes: int
+    note: str
+    cost_seconds: float
+
+
+@dataclass(frozen=True, slots=True)
 class Pass:
-    """One pass over the plan, as the replayer reported it; ``captures`` are raw, at loop entry and exit.
+    """One pass over the plan, as the replayer reported it; ``entry`` and ``exit`` are raw, at loop entry and exit.
 
     ``hit_bytes`` were in the page cache before their read, ``held_bytes`` in the mode's own memory (None: it has none).
-    ``resident_by_expert`` is what was in the page cache of each expert of the plan at the exit, where it was asked for.
+    Where asked for, ``resident_by_expert`` is what was in the page cache of each expert of the plan at the exit,
+    ``samples`` are raw texts between iterations, ``folios`` tells how the pool's pages were held at the exit.
     """
 
     name: str
@@ -185,6 +229,8 @@ class Pass:
     spine_bytes: int
     prefetch: Prefetched | None
     resident_by_expert: tuple[int, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    folios: Folios | None = None
 
     @property
     def seconds_per_iteration(self) -> float:
@@ -233,6 +279,12 @@ class ReplayOptions:
         prefetch_chunk: bytes of one hint; the kernel caps one to the device's read-ahead.
         compute_seconds: a compute phase at the end of every iteration; 0: none.
         experts_exit: passes at whose exit every expert's residency is reported.
+        warm_iterations: every pass but the last replays only the plan's last so many iterations; 0: all. Exact LRU ends
+            with the same content as long as these read its capacity. Advice for what is left out is not given.
+        samples: files read raw between iterations of ``sample_passes``, and at their exit.
+        sample_every: before each so many-th iteration, the first included.
+        sample_passes: empty: the last.
+        folios_exit: passes at whose exit the sizes of the pool's folios are reported.
     """
 
     mode: str = "page_cache"
@@ -259,10 +311,21 @@ class ReplayOptions:
     compute_seconds: float = 0.0
     compute_threads: int = 1
     experts_exit: tuple[str, ...] = ("measured",)
+    warm_iterations: int = 0
+    samples: tuple[str, ...] = ()
+    sample_every: int = 1
+    sample_passes: tuple[str, ...] = ()
+    folios_exit: tuple[str, ...] = ()
 
-    def argv(self, plan: Path, root: Path) -> list[str]:
-        """Return the command line of ``moetier-replay`` for ``plan`` on the pool at ``root``."""
-        words = [str(executable("moetier-replay")), str(plan), "--root", str(root), "--wait"]
+    def argv(self, plan: Path, root: Path, program: str | None = None) -> list[str]:
+        """Return the command line of ``moetier-replay`` for ``plan`` on the pool at ``root``.
+
+        Args:
+            plan: the plan file, as the process will find it.
+            root: the pool's folder, likewise.
+            program: path of the executable; None: the installed one.
+        """
+        words = [program or str(executable("moetier-replay")), str(plan), "--root", str(root), "--wait"]
         words += ["--mode", self.mode, "--threads", str(self.threads), "--passes", ",".join(self.passes)]
         words += ["--destinations", str(max(self.destinations, self.threads)), "--stamps", self.stamps]
         words += ["--hits", self.hits, "--hits-passes", ",".join(self.hits_passes)]
@@ -272,6 +335,7 @@ class ReplayOptions:
         words += [] if self.warm_chunk_bytes is None else ["--warm-chunk-bytes", str(self.warm_chunk_bytes)]
         for flag, paths in (
             ("--capture", self.captures),
+            ("--sample", self.samples),
             ("--device-stat", self.device_stats),
             ("--inflight", self.inflight),
         ):
@@ -286,6 +350,11 @@ class ReplayOptions:
         yield "--table", self.table
         yield "--spine", self.spine
         yield "--experts-exit", ",".join(self.experts_exit)
+        yield "--folios-exit", ",".join(self.folios_exit)
+        yield "--warm-iterations", self.warm_iterations
+        if self.samples:
+            yield "--sample-every", self.sample_every
+            yield "--sample-passes", ",".join(self.sample_passes)
         if self.prefetch != "none":
             yield "--prefetch", self.prefetch
             yield "--advice", self.advice
@@ -302,27 +371,20 @@ class Replayer:
     """
 
     def __init__(self, argv: Sequence[str], pass_fds: Sequence[int]) -> None:
-        """Start the process; it stops by itself before its first read and waits for :meth:`go`.
+        """Start the process on the current machine; it stops by itself before its first read and waits for :meth:`go`.
 
         Raises:
             HarnessError: the process could not be started or died before it was ready.
         """
-        self._stderr: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._stderr: IO[bytes] = machine.error_file()
         try:
-            self._process = subprocess.Popen(
-                list(argv),
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                pass_fds=tuple(pass_fds),
-                # Ctrl-C reaches us, and we end it: both at once would race for the last lines.
-                start_new_session=True,
-            )
+            self._process = machine.current().start(argv, pass_fds, self._stderr)
         except OSError as error:
             self._stderr.close()
             raise HarnessError(f"cannot start {argv[0]}: {error}", "a runnable moetier-replay") from error
         self._buffer = b""
         self._watch: Callable[[], str | None] = lambda: None
+        self._watch_seconds = _WATCH_SECONDS
         self._passes: _PassReader | None = None
         try:
             self.own: Own | None = None
@@ -349,18 +411,21 @@ class Replayer:
         self,
         watch: Callable[[], str | None] | None = None,
         progress: Callable[[str, int], None] | None = None,
+        watch_seconds: float = _WATCH_SECONDS,
     ) -> ReplayOutput:
         """Let the replay run to its end and return what it reported.
 
         Args:
-            watch: asked a few times a second; a text means that the run can no longer be accounted for.
+            watch: asked now and then; a text means that the run can no longer be accounted for.
             progress: called with the pass's name and the number of finished iterations.
+            watch_seconds: how long ``watch`` is not asked again.
 
         Raises:
             AccountingError: ``watch`` gave a reason, the replay was cut short, or a byte was wrong.
             HarnessError: the process died or fell silent.
         """
         self._watch = watch or self._watch
+        self._watch_seconds = watch_seconds
         assert self._process.stdin is not None  # noqa: S101 - opened as a pipe above
         with contextlib.suppress(BrokenPipeError):  # a dead child is reported by what it wrote, below
             self._process.stdin.write(b"go\n")
@@ -421,7 +486,7 @@ class Replayer:
                     self._buffer = rest
                     yield head
                     continue
-                if time.monotonic() - watched > _POLL_SECONDS:
+                if time.monotonic() - watched > self._watch_seconds:
                     watched = time.monotonic()
                     if reason := self._watch():
                         raise AccountingError(
@@ -429,7 +494,7 @@ class Replayer:
                             "the capacity enforced throughout the run",
                             "see what touched it (dmesg, other root sessions), and measure the cell again",
                         )
-                if selector.select(_POLL_SECONDS):
+                if selector.select(self._watch_seconds):
                     chunk = os.read(descriptor, 1 << 16)
                     if not chunk:
                         return
@@ -521,6 +586,8 @@ class _PassReader:
         self._captures: dict[str, Capture] = {}
         self._inflight_zero = True
         self._experts: tuple[int, ...] = ()
+        self._samples: list[Sample] = []
+        self._folios: Folios | None = None
 
     def take(self, event: dict[str, Any]) -> None:
         """Add one event to the pass under way."""
@@ -534,6 +601,11 @@ class _PassReader:
             case "capture":
                 self._captures[str(event["at"]).rpartition(":")[2]] = Capture.from_event(event)
                 self._inflight_zero = self._inflight_zero and event.get("inflight_zero") is not False
+            case "sample":
+                files = {row["path"]: row.get("text") for row in event["files"]}
+                self._samples.append(Sample(event["iteration"], event["clock_seconds"], files))
+            case "folios":
+                self._folios = _named(Folios, {**event, "bytes_by_order": tuple(event["bytes_by_order"])})
             case "experts":
                 self._experts = tuple(event["resident_bytes"])
             case "pass" if event["partial"]:  # an error event may follow and say why
@@ -552,6 +624,8 @@ class _PassReader:
             inflight_zero=self._inflight_zero,
             prefetch=None if event["prefetch"] is None else _named(Prefetched, event["prefetch"]),
             resident_by_expert=self._experts,
+            samples=tuple(self._samples),
+            folios=self._folios,
             **{
                 name: event[name]
                 for name in (

@@ -9,7 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from pytest_moetier.campaign import CellResult
-from pytest_moetier.cell import Cell
+from pytest_moetier.cell import HOST, RECLAIM, Cell
 from pytest_moetier.errors import InputError, MoetierError
 from pytest_moetier.finding import PROFILE_FORMAT, Metric, metrics_of
 from pytest_moetier.history import (
@@ -28,13 +28,16 @@ from pytest_moetier.history import (
     Comparison,
     compare,
     compare_traces,
+    guest_json,
+    guests_of,
     list_json,
+    machine_of,
     metric_json,
     proof_json,
 )
 from pytest_moetier.host.probe import host_facts
 from pytest_moetier.routing import CACHES, GIVEN, RECORDED, SYNTHETIC, UNITS, Study, Subject
-from pytest_moetier.settings import option, subjects_for
+from pytest_moetier.settings import option, read_options, subjects_for
 from pytest_moetier.trace.records import Trace
 from pytest_moetier.units import format_bytes, format_seconds
 from pytest_moetier.verdicts import MoetierSession, Record
@@ -54,10 +57,18 @@ def header_lines(version: str, session: MoetierSession) -> list[str]:
     trace = given or "synthetic (seeded, Kimi-K3 shape)"
     profile = session.profile.name if session.profile else "none"
     return [
-        f"moetier: {version}, lane host, kernel {platform.release()}, {facts.summary()}",
+        f"moetier: {version}, {_lane(session)}kernel {platform.release()}, {facts.summary()}",
         f"moetier: pool {settings.pool}, trace {trace}",
         f"moetier: rounds {settings.rounds}, seed {settings.seed}, threads {settings.threads}, profile {profile}",
     ]
+
+
+def _lane(session: MoetierSession) -> str:
+    """Return where cells are measured: on this host, or in guests with these kernels, or both."""
+    labels = [one.label for one in read_options(session.config).kernels]
+    guests = [one for one in labels if one != HOST]
+    lanes = ([HOST] if HOST in labels else []) + ([f"guest {', '.join(guests)}"] if guests else [])
+    return f"lane {' and '.join(lanes)}, {'host ' if guests else ''}"
 
 
 def routing_lines(version: str, session: MoetierSession, chosen: Sequence[Subject]) -> list[str]:
@@ -124,32 +135,40 @@ def _table(finding: str, records: Sequence[Record], session: MoetierSession) -> 
     title = f"{finding} ({', '.join(kinds)})" if kinds else finding
     table = Table(title=title, title_justify="left", box=_RULED)
     table.add_column("cell", no_wrap=True)
-    columns = _columns(records)
+    several = len({cell.kernel for cell in cells}) > 1
+    if several:
+        table.add_column("kernel", no_wrap=True)
+    columns = _columns(records, cells)
     for name, _ in columns:
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("verdict", no_wrap=True)
     for record in records:
-        verdict = f"[{_COLOURS[record.verdict]}]{record.verdict}[/]"
+        verdict = f"[{_COLOURS[record.verdict]}]{record.shown}[/]"
         # An unproved run has no figures to show.
         metrics = {} if record.verdict == "invalid" else record.metrics
-        table.add_row(
-            escape(record.cell or record.test), *(show(metrics) if metrics else "" for _, show in columns), verdict
-        )
+        words = [escape(record.cell or record.test), *([_kernel(results.get(record.cell or ""))] if several else [])]
+        table.add_row(*words, *(show(metrics) if metrics else "" for _, show in columns), verdict)
     return table
 
 
-def _columns(records: Sequence[Record]) -> list[tuple[str, Callable[[_Metrics], str]]]:
-    """Return the columns of a finding's table: those of the capacity curve, or what tells modes apart as well."""
+def _kernel(result: CellResult | None) -> str:
+    """Return the release of the kernel that a cell was measured on, or its label where none was booted."""
+    if result is None:
+        return ""
+    guests = guests_of(result)
+    return guests[0].release if guests else platform.release() if result.proved else result.cell.kernel
+
+
+def _columns(records: Sequence[Record], cells: Sequence[Cell]) -> list[tuple[str, Callable[[_Metrics], str]]]:
+    """Return the columns of a table: those of the capacity curve, of reclaim, or what tells modes apart as well."""
+    if any(cell.workload in RECLAIM for cell in cells):
+        return _RECLAIM_COLUMNS
     names = {name for record in records for name in record.metrics}
-    ids = [str(record.cell) for record in records if record.cell]
-    varied = len({one.partition("-")[0] for one in ids}) == 1 and len({_mode_word(one) for one in ids}) > 1
+    alike = {replace(cell, mechanism="cgroup", locked=0, mglru="host", kernel=HOST) for cell in cells}
+    varied = len({cell.capacity for cell in cells}) == 1 and len(alike) > 1
     if varied or names & {"held_bytes", "advice_recall", "oom_kills"}:
         return _MODE_COLUMNS + [one for one in _OPTIONAL_COLUMNS if one[0] in _shown_columns(names)]
     return _CURVE_COLUMNS
-
-
-def _mode_word(cell: str) -> str:
-    return cell.partition("mglru_")[2]
 
 
 def _shown_columns(names: Collection[str]) -> set[str]:
@@ -202,6 +221,18 @@ _CURVE_COLUMNS = [
     ("LRU set", _number("lru_overlap", ".1%")),
     ("MIN set", _number("belady_overlap", ".1%")),
     ("partial", _number("partial_experts", ".0f")),
+]
+_RECLAIM_COLUMNS = [
+    ("s/iter", _time),
+    ("device/iter", _size("device_bytes")),
+    ("spread", _spread("device_bytes")),
+    ("nominal", _size("nominal_bytes")),
+    ("amp", _number("amplification")),
+    ("spread", _spread("amplification")),
+    ("amp@C", _number("amplification_at_c")),
+    ("resident", _size("observed_capacity_bytes")),
+    ("scan/steal", _scan_steal),
+    ("refaults", _number("refault_file_pages", ".0f")),
 ]
 _MODE_COLUMNS = [
     *_HEAD_COLUMNS,
@@ -315,15 +346,28 @@ def _remarks(session: MoetierSession) -> list[str]:
         if record.verdict in one_by_one and record.reason:
             where = f"{record.cell} {_test_word(record)}" if record.traced else record.cell or record.test
             said = record.reason.splitlines()
-            lines += [f"{record.verdict} {where}: {line}" for line in (said if record.traced else said[:1])]
-    lines += [f"supported {one.test}: {judged}" for one in records for judged in _told(one)]
+            lines += [f"{record.shown} {where}: {line}" for line in (said if record.traced else said[:1])]
+    lines += [f"{one.shown} {one.test}: {judged}" for one in records for judged in _told(one)]
     lines += _not_examined([one for one in records if one.traced and one.verdict == "not_examined"])
     # Two findings may rest on one cell, of which the same is then to be said.
     lines += dict.fromkeys(line for record in records if (line := _lowered(record)))
     lines += dict.fromkeys(line for record in records for line in _knowing(record))
-    counts = {name: sum(one.verdict == name for one in records) for name in _COLOURS}
-    lines.append("verdicts: " + ", ".join(f"{count} {name}" for name, count in counts.items() if count))
+    lines += _scales(records)
+    counts = Counter(one.shown for verdict in _COLOURS for one in records if one.verdict == verdict)
+    lines.append("verdicts: " + ", ".join(f"{count} {name}" for name, count in counts.items()))
     return lines
+
+
+def _scales(records: Iterable[Record]) -> list[str]:
+    """Return which verdicts were reached at which scale; none of them is one on hardware."""
+    found: dict[str, list[str]] = {}
+    for record in records:
+        if record.scale is not None:
+            found.setdefault(record.scale.words, []).append(record.cell or record.test)
+    lines = [f"scale {', '.join(dict.fromkeys(names))}: {words}" for words, names in found.items()]
+    count = sum(map(len, found.values()))
+    told = f"hardware: not_examined by {count} test{'s' * (count > 1)} in virtual machines; next: bench/ on a host"
+    return [*lines, told] if lines else []
 
 
 def _told(record: Record) -> list[str]:
@@ -376,9 +420,15 @@ def _comparison(session: MoetierSession, *, markup: bool) -> list[str]:
     current = {one.cell.id: metrics_of(one.runs) for one in proved}
     if session.baseline is not None and current:
         path, cells = session.baseline
-        contexts = {one.cell.id: session.campaign.contexts[one.cell.workload] for one in proved}
-        lists = {one.cell.id: [each.words for each in one.lists] for one in proved}
-        found = compare(cells, current, contexts, lists, _COMPARED)
+        contexts = {one.cell.id: context for one in proved if (context := session.campaign.context_of(one.cell))}
+        given = {
+            one.cell.id: {
+                "lists": [each.words for each in one.lists],
+                "machine": machine_of(guest_json(guests_of(one))),
+            }
+            for one in proved
+        }
+        found = compare(cells, current, contexts, given, _COMPARED)
         lines += _ratios(path, found, current, _COMPARED, markup=markup)
     traced = {str(one.cell): one for one in session.records.values() if one.traced and not one.over}
     if session.routing_baseline is not None and traced:
@@ -542,19 +592,24 @@ def _document(session: MoetierSession) -> dict[str, Any]:
         "schema_version": SCHEMA_VERSION,
         "host": host_facts().as_json(),
         "context": asdict(session.campaign.context) if session.campaign.context else None,
-        "contexts": {word: asdict(one) for word, one in session.campaign.contexts.items()},
-        "results": [_result(record) for record in session.records.values()],
+        "contexts": {
+            word if kernel == HOST else f"{word}-k{kernel}": asdict(one)
+            for (word, kernel), one in session.campaign.contexts.items()
+        },
+        "results": [_result(record, session) for record in session.records.values()],
     }
 
 
-def _result(record: Record) -> dict[str, Any]:
+def _result(record: Record, session: MoetierSession) -> dict[str, Any]:
+    measured = session.campaign.results.get(record.cell or "")
+    guest = guest_json(guests_of(measured)) if measured is not None else None
     proved = record.verdict != "invalid"
     traced = {"synthetic": any(one["synthetic"] for one in record.accounting), "accounting": list(record.accounting)}
     return {
         "finding": record.finding,
         "test": record.test,
         "cell": record.cell,
-        "verdict": record.verdict,
+        "verdict": record.shown,
         "reason": record.reason,
         "bounds": [
             {
@@ -571,6 +626,8 @@ def _result(record: Record) -> dict[str, Any]:
         "lists": [list_json(one) for one in record.lists],
         "proof": [proof_json(proof) for proof in record.proofs],
         **(traced if record.traced else {}),
+        **({"scale": record.scale.as_json(), "hardware": "not_examined"} if record.scale is not None else {}),
+        **({"guest": guest} if guest is not None else {}),
     }
 
 
@@ -581,14 +638,15 @@ _LEARNED = (("device_bytes", 0.05), ("amplification", 0.05), ("seconds_per_itera
 def _learned(session: MoetierSession) -> dict[str, Any]:
     """Return a profile of this host: each proved cell's own figures as bounds, and today's refutations as known.
 
-    Statistics of traces are no figures of a host: of them, only the refutations are learned.
+    Statistics of traces are no figures of a host: of them, only the refutations are learned. Nothing is learned of
+    virtual machines, which no profile is held against.
     """
     facts = host_facts()
     day = time.strftime("%Y-%m-%d")
     bounds = [
         _learned_bound(result, metric, margin, day, _kind(session, result.cell))
         for result in session.campaign.results.values()
-        if result.proved
+        if result.proved and not guests_of(result)
         for name, margin in _LEARNED
         if (metric := metrics_of(result.runs).get(name)) is not None
     ]
@@ -596,10 +654,10 @@ def _learned(session: MoetierSession) -> dict[str, Any]:
         {"test": record.test, "bound": one.bound.id, "reason": f"{one} as learned {day}"}
         for record in session.records.values()
         for one in record.judgements
-        if one.verdict == "refuted"
+        if one.verdict == "refuted" and record.scale is None
     ]
     if not bounds and not any(record.traced for record in session.records.values()):
-        raise InputError("no proved run to learn from", "at least one proved cell")
+        raise InputError("no proved run of this host to learn from", "at least one proved cell")
     return {
         "format": PROFILE_FORMAT,
         "name": f"{platform.node()}-{day}",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import os
+import re
 import sys
 import time
 from collections.abc import Iterable
@@ -15,7 +16,19 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from pytest_moetier.cell import MECHANISMS, MGLRU_STATES, SPINES, WORKLOADS, Cell
+from pytest_moetier.cell import (
+    ACCELERATORS,
+    FILESYSTEMS,
+    HOST,
+    LABEL,
+    MECHANISMS,
+    MGLRU_STATES,
+    SPINES,
+    WORKLOADS,
+    Cell,
+    GuestAsked,
+    KernelAsked,
+)
 from pytest_moetier.errors import InputError
 from pytest_moetier.modes import PREFETCH, mode_of
 from pytest_moetier.units import Capacity, parse_bytes
@@ -27,6 +40,10 @@ if TYPE_CHECKING:
 
 CAPACITIES = "4.4%,8.8%,17.7%,30.9%"
 """The capacities of the paper's Table 2, as shares of its pool: what is measured unless others are named."""
+GUEST_ROUNDS = 2
+"""Boots of a reclaim cell unless rounds are named: two show a spread, and a kernel takes a quarter of an hour."""
+GUEST_THREADS = 8
+"""Reader threads of a reclaim cell unless they are named: the paper's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +69,9 @@ class Options:
     refuted: str
     outputs: tuple[Path, ...]
     report: Path | None
+    kernels: tuple[KernelAsked, ...]
+    guest: GuestAsked
+    guest_pool: tuple[int, int] | None
 
 
 def option(config: pytest.Config, name: str) -> Any:  # noqa: ANN401 - pytest's own option types
@@ -95,7 +115,20 @@ def _read(config: pytest.Config) -> Options:
         refuted=_choices(option(config, "refuted"), "refuted", ("fail", "report"))[0],
         outputs=tuple(_output(option(config, name), name) for name in ("json", "learn") if option(config, name)),
         report=_report(option(config, "report")),
+        kernels=_kernels(option(config, "kernel")),
+        guest=GuestAsked(
+            memory_bytes=_memory(option(config, "guest_memory")),
+            cpus=_number(option(config, "guest_cpus"), "guest-cpus", 1, 64),
+            accelerator=_choices(option(config, "guest_accel"), "guest-accel", ACCELERATORS)[0],
+        ),
+        guest_pool=_guest_pool(option(config, "guest_pool")),
     )
+
+
+def _is_given(config: pytest.Config, name: str) -> bool:
+    """Whether the user chose an option, on the command line or in the ini file."""
+    given = getattr(config.option, f"moetier_{name}", None) is not None
+    return given or bool({f"moetier_{name}", f"moetier-{name}"} & set(config.inicfg))
 
 
 def default_pool() -> Path:
@@ -236,6 +269,67 @@ def _trace(word: str) -> tuple[str, Path]:
     return (domain, Path(name)) if found and not Path(word).exists() else ("trace", Path(word))
 
 
+_VERSION = re.compile(r"[0-9]+\.[0-9]+[\w.+~-]*", re.ASCII)
+_NEWEST = "newest"
+_KERNEL_SHAPES = f"{HOST}, a version such as 6.12, {_NEWEST}, or [LABEL=]PATH[:MODULES] with a slash in PATH"
+
+
+def _kernels(words: Iterable[str]) -> tuple[KernelAsked, ...]:
+    """Return the kernels that the user named, the running one where none is; whether they exist is not looked at."""
+    found: dict[str, KernelAsked] = {}
+    for one in map(_kernel, words):
+        other = found.setdefault(one.label, one)
+        if other != one:
+            raise InputError(
+                f"--moetier-kernel names two kernels {one.label}: {other.word} and {one.word}",
+                "a label for each",
+                f"--moetier-kernel LABEL={one.word}",
+            )
+    return tuple(found.values()) or (KernelAsked(HOST, HOST),)
+
+
+def _kernel(text: str) -> KernelAsked:
+    text = text.strip()
+    if text == HOST:
+        return KernelAsked(HOST, HOST)
+    label, given, word = text.partition("=")
+    if not given or "/" in label:  # a path may have a = of its own
+        label, given, word = "", "", text
+    version = _VERSION.fullmatch(word) is not None or word == _NEWEST
+    path = "/" in word or (bool(given) and bool(word))
+    if not (version or path) or word.endswith((":", "/")):
+        raise InputError(f"--moetier-kernel {text!r} is no kernel", _KERNEL_SHAPES)
+    if not given:
+        label = re.sub(r"[^A-Za-z0-9._+-]", "_", word if version else Path(word.partition(":")[0]).name)
+    if not LABEL.fullmatch(label) or label == HOST:
+        raise InputError(
+            f"--moetier-kernel {text!r} has the label {label!r}", f"letters, digits, . _ + and -, and not {HOST}"
+        )
+    return KernelAsked(label, word)
+
+
+def _memory(value: str | int) -> int:
+    return 0 if str(value).strip() in {"", "0"} else _size(value, "guest-memory")
+
+
+def _guest_pool(text: str) -> tuple[int, int] | None:
+    """Return (layers, bytes of an expert) of ``LAYERSxSIZE``; None for an empty text."""
+    from pytest_moetier.pool.profiles import resolve_shape  # noqa: PLC0415
+
+    if not text.strip():
+        return None
+    layers, _, size = text.strip().lower().partition("x")
+    if not layers.isdecimal() or not size:
+        raise InputError(f"--moetier-guest-pool {text!r} is no pool", "LAYERSxSIZE, such as 4x256KiB")
+    try:
+        shape = resolve_shape("kimi-k3", layers=int(layers), expert_bytes=size)
+    except InputError as error:
+        raise InputError(
+            f"--moetier-guest-pool {text!r}: {error.seen.removeprefix('--')}", error.expected, error.do
+        ) from error
+    return shape.layers, shape.expert_bytes[0]
+
+
 def need_files(config: pytest.Config) -> None:
     """Refuse traces and advice that are not there before anything runs, once, and not by every test.
 
@@ -276,15 +370,29 @@ def cells_for(config: pytest.Config, definition: pytest.Item) -> list[Cell]:
     named = getattr(config.option, "moetier_capacity", None) is not None  # also where it names what is the default
     given = named or option(config, "capacity") != CAPACITIES
     try:
-        return _cells(options, chosen, definition.path.stem.removeprefix("test_"), given=given)
+        parts = chosen.pop("cells", ({},))  # each a product of its own words and the marker's
+        finding = definition.path.stem.removeprefix("test_")
+        return list(
+            dict.fromkeys(one for part in parts for one in _cells(options, chosen | part, finding, given=given))
+        )
     except InputError as error:  # the options were read above: it is a word of the marker, or a pair that cannot be
         said = InputError(error.seen.removeprefix("--moetier-"), error.expected, error.do or _MARKER)
         raise pytest.UsageError(f"pytest-moetier: {definition.nodeid}: {said}") from error
 
 
+def kernels_for(config: pytest.Config) -> tuple[str, ...]:
+    """Return the labels of the kernels that a finding over cells is judged on, each alone; empty: the host's alone.
+
+    Raises:
+        pytest.UsageError: an option cannot be used.
+    """
+    labels = tuple(one.label for one in read_options(config).kernels)
+    return () if labels == (HOST,) else labels
+
+
 _MARKER = "see the test's marker moetier(...), and the --moetier options that it does not replace"
 _MARKED = ("finding", "capacity", "default_capacity", "mechanism", "mglru", "mode", "prefetch", "workload", "fill")
-_MARKED_TOO = ("spine", "read_limit")
+_MARKED_TOO = ("spine", "read_limit", "locked", "read_ahead", "filesystem", "kernel", "cells")
 
 
 def _cells(options: Options, chosen: dict[str, Any], finding: str, *, given: bool) -> list[Cell]:
@@ -297,19 +405,52 @@ def _cells(options: Options, chosen: dict[str, Any], finding: str, *, given: boo
     elif "default_capacity" in chosen and not given:
         capacities = _capacities(chosen["default_capacity"])
     limits = _words(chosen.get("read_limit", 0), "read_limit")
-    axes = (
-        capacities,
-        _choices(chosen.get("mechanism", options.mechanisms), "mechanism", MECHANISMS),
-        _mglru(chosen.get("mglru", options.mglru)),
-        _modes(chosen.get("mode", options.modes)),
-        _choices(chosen.get("prefetch", "none"), "prefetch", PREFETCH),
-        _choices(chosen.get("workload", "single"), "workload", WORKLOADS),
-        ("",) if "fill" not in chosen else _words(chosen["fill"], "fill"),
-        _choices(chosen.get("spine", "none"), "spine", SPINES),
-        tuple(0 if one == "0" else _size(one, "read_limit") for one in limits),
-    )
+    axes = {
+        "capacity": capacities,
+        "mechanism": _choices(chosen.get("mechanism", options.mechanisms), "mechanism", MECHANISMS),
+        "locked": tuple(_number(one, "locked", 0, 99) for one in _words(chosen.get("locked", 0), "locked")),
+        "mglru": _mglru(chosen.get("mglru", options.mglru)),
+        "mode": _modes(chosen.get("mode", options.modes)),
+        "prefetch": _choices(chosen.get("prefetch", "none"), "prefetch", PREFETCH),
+        "workload": _choices(chosen.get("workload", "single"), "workload", WORKLOADS),
+        "fill": ("",) if "fill" not in chosen else _words(chosen["fill"], "fill"),
+        "spine": _choices(chosen.get("spine", "none"), "spine", SPINES),
+        "read_limit": tuple(0 if one == "0" else _size(one, "read_limit") for one in limits),
+        "read_ahead_kb": tuple(
+            _number(one, "read_ahead", 0) for one in _words(chosen.get("read_ahead", 0), "read_ahead")
+        ),
+        "filesystem": _choices(chosen.get("filesystem", "ext4"), "filesystem", FILESYSTEMS),
+    }
+    kernels = _marked_kernels(options, chosen.get("kernel", "option"))
     name = str(chosen.get("finding", finding))
-    return [Cell(name, *point) for point in itertools.product(*axes)]
+    found: dict[Cell, None] = {}
+    for values in itertools.product(*axes.values()):
+        point: dict[str, Any] = dict(zip(axes, values, strict=True))
+        if point["mechanism"] != "balloon":  # what a balloon locks varies balloons alone
+            point["locked"] = 0
+        found |= dict.fromkeys(_placed([Cell(name, kernel=kernel, **point) for kernel in kernels]))
+    return list(found)
+
+
+def _placed(cells: list[Cell]) -> list[Cell]:
+    """Return those of the cells, alike but for the kernel, that can be measured where their kernel is.
+
+    Where none can (no guest was asked for, or guests alone), all stay: each is not_examined, and says what it needs.
+    """
+    return [one for one in cells if not one.misplaced] or cells
+
+
+def _marked_kernels(options: Options, value: object) -> tuple[str, ...]:
+    """Return the labels that a marker names: ``option`` is those of the options, a version is its own label."""
+    asked = [one.label for one in options.kernels]
+    found: dict[str, None] = {}
+    for word in _words(value, "kernel"):
+        if word not in {"option", HOST, *asked} and not _VERSION.fullmatch(word):
+            raise InputError(
+                f"kernel {word!r} is unknown", f"option, {HOST}, a version, or a label of --moetier-kernel"
+            )
+        found |= dict.fromkeys(asked if word == "option" else [word])
+    return tuple(found)
 
 
 def subjects_for(config: pytest.Config) -> tuple[Subject, ...]:
@@ -353,15 +494,19 @@ def build_session(config: pytest.Config) -> MoetierSession:
         )
     settings = Settings(
         pool=options.pool,
-        asked=Asked(options.traces, options.iterations, options.advice, options.min_recall),
+        asked=Asked(options.traces, options.iterations, options.advice, options.min_recall, options.guest_pool),
         rounds=options.rounds,
         seed=options.seed if options.seed is not None else int(time.time()) % 1_000_000,
         threads=options.threads,
         reserve_bytes=options.reserve_bytes,
         wait_seconds=options.wait_seconds,
+        guest_rounds=options.rounds if _is_given(config, "rounds") else min(options.rounds, GUEST_ROUNDS),
+        guest_threads=options.threads if _is_given(config, "threads") else GUEST_THREADS,
         stamps=options.stamps,
         stop_early=config.getvalue("maxfail") == 1,
         compute_seconds=options.compute_seconds,
+        kernels={one.label: one.word for one in options.kernels if one.label != HOST},
+        guest=options.guest,
     )
     name = option(config, "profile")
     try:

@@ -2,6 +2,7 @@
 
 supported = passed; refuted = failed (or shown only, with ``--moetier-refuted=report``); not_examined = skipped; a
 refutation that the profile lists = xfailed, xpassed when it no longer holds; an unproved run = INVALID, apart from all.
+In a virtual machine a claim is supported or refuted at its scale, which is said with it; no profile of a host counts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from pytest_moetier.errors import InputError
 if TYPE_CHECKING:
     from pytest_moetier.campaign import Campaign, CellResult
     from pytest_moetier.cell import Cell
-    from pytest_moetier.finding import Bound, Judgement, Metric, Profile, Span
+    from pytest_moetier.finding import Bound, Judgement, Metric, Profile, Scale, Span
     from pytest_moetier.progress import Reporter
     from pytest_moetier.proof import Proof, ProvedRun
     from pytest_moetier.replay import ListFile
@@ -32,6 +33,9 @@ SESSION = pytest.StashKey["MoetierSession"]()
 VERDICT = pytest.StashKey[str]()
 KNOWN = pytest.StashKey[str]()
 
+
+AT_SCALE = " at this scale"
+_OF_SCALE = {"supported", "refuted"}
 
 Baseline = tuple[str, Mapping[str, Any]]
 """A stored session: its file, and ``extra_info["moetier"]`` by the id of a cell or of a trace's subject."""
@@ -72,6 +76,8 @@ class Record:
         accounting: of each trace that it rests on; empty for cells.
         traced: a finding on traces.
         over: a finding over several subjects.
+        lists: the tables and the advice that its cell was given.
+        scale: of the machine, where it is a virtual one.
     """
 
     finding: str
@@ -87,6 +93,12 @@ class Record:
     traced: bool = False
     over: bool = False
     lists: Sequence[ListFile] = ()
+    scale: Scale | None = None
+
+    @property
+    def shown(self) -> str:
+        """The verdict in words: one of a virtual machine is one at its scale."""
+        return self.verdict + (AT_SCALE if self.scale is not None and self.verdict in _OF_SCALE else "")
 
 
 class MoetierSession:
@@ -190,7 +202,19 @@ class MoetierSession:
         """Keep a cell's metrics and proofs for the reports, and return its record."""
         record = self.record(node, cell)
         record.metrics, record.proofs = metrics, proofs
+        record.scale = self.scale(self.campaign.results[cell.id].runs)
         return record
+
+    def scale(self, runs: Sequence[ProvedRun]) -> Scale | None:
+        """Return the scale of runs of which one at least was in a virtual machine; None for this host's."""
+        from pytest_moetier.finding import guest_of, scale_of  # noqa: PLC0415
+
+        guests = [guest_of(one) for one in runs]
+        if not any(guests) or all(guests):
+            return scale_of(runs)
+        from pytest_moetier.host.probe import host_facts  # noqa: PLC0415
+
+        return scale_of(runs, host_facts().mem_total_bytes or 0)
 
     def verdict(
         self,
@@ -279,9 +303,10 @@ class Judge:
             unbound: what to say where no bound holds.
         """
         __tracebackhide__ = True
-        from pytest_moetier.finding import NOT_EXAMINED, REFUTED, SUPPORTED, bounds_for  # noqa: PLC0415
+        from pytest_moetier.finding import NOT_EXAMINED, REFUTED, SUPPORTED, bounds_for, guest_of  # noqa: PLC0415
 
-        applying = [bound for bound in bounds_for(self._bounds(), about.ids) if bound.value in values]
+        profile = None if any(map(guest_of, about.runs)) else self.session.profile
+        applying = [bound for bound in bounds_for(self._bounds(profile), about.ids) if bound.value in values]
         if not applying:
             self.give_up(unbound or _UNBOUND, about.label, _shown(values, about))
         judged = [_judged(bound, values[bound.value], about, reason) for bound in applying]
@@ -291,14 +316,15 @@ class Judge:
         said = "\n".join(str(one) for one in deciding) or about.remark.removeprefix(", ")
         node = self.request.node
         record = self.session.verdict(node, about.label, verdict, judged, said)
+        record.scale = self.session.scale(about.runs)
         whys = (one.reason.removeprefix(": ").removesuffix(about.remark) for one in deciding)
         record.why = "; ".join(dict.fromkeys(whys))
         node.stash[VERDICT] = verdict
-        known = self.session.profile.known_for(node.name) if self.session.profile else {}
+        known = profile.known_for(node.name) if profile else {}
         if known and all(one.bound.id in known for one in judged if one.verdict == REFUTED):
             node.stash[KNOWN] = "; ".join(known.values())
         if verdict == REFUTED:
-            pytest.fail(said, pytrace=False)
+            pytest.fail(f"{said}\n{record.shown}: {record.scale.words}" if record.scale else said, pytrace=False)
         if verdict == NOT_EXAMINED:
             pytest.skip(said)
 
@@ -310,7 +336,7 @@ class Judge:
         self.session.verdict(self.request.node, label, "not_examined", [], said).why = reason
         pytest.skip(said)
 
-    def _bounds(self) -> list[Bound]:
+    def _bounds(self, profile: Profile | None) -> list[Bound]:
         __tracebackhide__ = True
         from pytest_moetier.finding import read_bounds  # noqa: PLC0415
 
@@ -321,7 +347,7 @@ class Judge:
             problem = str(error)
         if problem:  # outside the handler: one message, not a chain of causes
             pytest.fail(problem, pytrace=False)
-        return found + (list(self.session.profile.bounds) if self.session.profile else [])
+        return found + (list(profile.bounds) if profile else [])
 
 
 _UNBOUND = "no bound holds here; expected one in bounds.yaml beside the test, or in a profile"

@@ -1,14 +1,16 @@
 """What is replayed: the session's pool and trace, four streams merged, or a temporary pool made for one finding.
 
 ``single`` and ``batch4`` read the user's pool (sections 4, 6 and 7); ``small_box`` is a model of OLMoE's shape for a
-machine with a slow disk, ``hit_cost`` a few large experts in one file. The last two are synthetic, made when a cell
-asks for them and removed at the end, so that modes which write may have them.
+machine with a slow disk, ``hit_cost`` a few large experts in one file, and ``reclaim`` the paper's own pool scaled to
+what a small virtual machine reads, in rungs of growing size (section 5). All but the first two are synthetic, made when
+a cell asks for them and removed at the end, so that modes which write may have those that are thrown away.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -47,6 +49,16 @@ SMALL_BOX_ITERATIONS = 32
 SMALL_BOX_SPINE_BYTES = 44 << 20
 """Its 297.2 MiB of dense weights, scaled as its experts are: 3.4 MiB to 512 KiB."""
 HIT_COST_EXPERTS, HIT_COST_ITERATIONS = 20, 12
+RECLAIM_ITERATIONS = 220
+"""Long enough for a whole wave of the generations: they come every 60 to 120 iterations at this scale."""
+RECLAIM_SHAPES = {
+    "reclaim": (8, 512 << 10),
+    "reclaim_l4": (4, 512 << 10),
+    "reclaim_l16": (16, 512 << 10),
+    "reclaim_l32": (32, 256 << 10),
+    "reclaim_l92": (92, 64 << 10),
+}
+"""Layers, and bytes of an expert, of the rungs: 4.4% are 315, 158, 631, 1262 and 3627 experts (the paper's: 3647)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,12 +71,17 @@ class Asked:
         advice: a file of advice for the first trace, or the name of a predictor; None: a noisy oracle of the published
             recall.
         min_recall: advice on layers below it is withheld.
+        guest_pool: layers, and bytes of an expert, of the workload ``reclaim``; None: ``RECLAIM_SHAPES``.
     """
 
     traces: tuple[tuple[str, Path], ...]
     iterations: int
     advice: Path | None = None
     min_recall: float = 0.0
+    guest_pool: tuple[int, int] | None = None
+
+
+NOTHING = Asked((), 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +106,7 @@ class Workload:
     warnings: tuple[str, ...] = ()
     trace: Trace | None = None
     other: Callable[[], tuple[str, Plan]] | None = None
-    asked: Asked = Asked((), 0)
+    asked: Asked = NOTHING
 
     def write_list(self, word: str, folder: Path) -> ListFile:
         """Write the list that ``word`` names (``own``, ``train``, ``domain``; ``oracle``, ``plan``) into ``folder``.
@@ -189,7 +206,7 @@ def batch4(manifest: Manifest, asked: Asked) -> Workload:
     return _of("batch4", merge(streams).trace, manifest, asked, None)
 
 
-def small_box_shape() -> Shape:
+def small_box_shape(_asked: Asked) -> Shape:
     """Return the dimensions of the small box's pool: OLMoE-1B-7B with experts of 512 KiB, 537 MB in all."""
     return resolve_shape("olmoe-1b-7b", expert_bytes="512KiB")
 
@@ -197,10 +214,10 @@ def small_box_shape() -> Shape:
 def small_box(manifest: Manifest, _asked: Asked) -> Workload:
     """Return 32 iterations of a synthetic OLMoE trace over the small box's pool."""
     trace = _synthetic(manifest, "prose", SMALL_BOX_ITERATIONS)
-    return _of("small_box", trace, manifest, Asked((), 0), None)
+    return _of("small_box", trace, manifest, NOTHING, None)
 
 
-def small_box_q2_shape() -> Shape:
+def small_box_q2_shape(_asked: Asked) -> Shape:
     """Return the same pool at a coarser quantisation: experts of 308 KiB, 1.66 times fewer bytes."""
     return resolve_shape("olmoe-1b-7b", expert_bytes="308KiB")
 
@@ -210,7 +227,7 @@ def small_box_q2(manifest: Manifest, asked: Asked) -> Workload:
     return replace(small_box(manifest, asked), word="small_box_q2")
 
 
-def hit_cost_shape() -> Shape:
+def hit_cost_shape(_asked: Asked) -> Shape:
     """Return the dimensions of the pool that hits are timed on: 24 experts of 16 MiB, in one file."""
     return resolve_shape("custom", layers=1, experts=24, k=1, expert_bytes="16MiB")
 
@@ -220,6 +237,21 @@ def hit_cost(manifest: Manifest, _asked: Asked) -> Workload:
     plan = shuffled_plan(manifest, HIT_COST_EXPERTS, HIT_COST_ITERATIONS, SYNTHETIC_SEED)
     words = f"synthetic: {HIT_COST_EXPERTS} experts in a fresh random order each of {HIT_COST_ITERATIONS} iterations"
     return Workload("hit_cost", plan, HIT_COST_ITERATIONS, words)
+
+
+def reclaim_shape(asked: Asked, word: str = "reclaim") -> Shape:
+    """Return the dimensions of a rung: the paper's pool with fewer layers and smaller experts.
+
+    So pool / iteration stays the paper's 50, and C / iteration its 2.2 at 4.4% and 3.2 at 6.4% (64 and 93 GB).
+    """
+    layers, size = (asked.guest_pool if word == "reclaim" else None) or RECLAIM_SHAPES[word]
+    return resolve_shape("kimi-k3", layers=layers, expert_bytes=str(size))
+
+
+def reclaim(manifest: Manifest, asked: Asked, word: str = "reclaim") -> Workload:
+    """Return a seeded synthetic trace over a rung's pool, whatever traces the user gave: the rungs are to compare."""
+    trace = _synthetic(manifest, "prose", asked.iterations or RECLAIM_ITERATIONS)
+    return _of(word, trace, manifest, NOTHING, None)
 
 
 def _of(
@@ -286,22 +318,35 @@ BUILDERS: dict[str, Callable[[Manifest, Asked], Workload]] = {
     "small_box": small_box,
     "small_box_q2": small_box_q2,
     "hit_cost": hit_cost,
+    **{word: partial(reclaim, word=word) for word in RECLAIM_SHAPES},
 }
 """How each workload is built over the manifest of its pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Making:
-    """How the temporary pool of a workload is made."""
+    """How the temporary pool of a workload is made.
 
-    shape: Callable[[], Shape]
+    Attributes:
+        shape: returns its dimensions.
+        layout: ``file_per_expert`` or ``one_file``.
+        spine_bytes: of dense weights beside the experts.
+        throwaway: measurements may write to it.
+        store: ``image``, ``plain``, or ``auto``: an image where this host can have one.
+    """
+
+    shape: Callable[[Asked], Shape]
     layout: str = "file_per_expert"
     spine_bytes: int = 0
+    throwaway: bool = True
+    store: str = "auto"
 
 
 TEMPORARY = {
     "small_box": Making(small_box_shape, spine_bytes=SMALL_BOX_SPINE_BYTES),
     "small_box_q2": Making(small_box_q2_shape),
     "hit_cost": Making(hit_cost_shape, layout="one_file"),
+    # A guest has the image itself as its disk.
+    **{word: Making(partial(reclaim_shape, word=word), throwaway=False, store="image") for word in RECLAIM_SHAPES},
 }
 """The workloads that read a pool of their own, made when a cell asks for it and removed at the end."""

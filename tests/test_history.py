@@ -109,8 +109,8 @@ def with_lists(then: dict[str, Any], *words: str) -> dict[str, Any]:
 
 def test_a_cell_that_was_given_another_table_or_advice_is_not_compared(context: Context) -> None:
     then, now = stored(context, 20.0), {CELL: context}
-    lists = {CELL: ["table of another domain: code"]}
-    assert len(compare(with_lists(then, *lists[CELL]), NOW, now, lists, ["device_bytes"])[0]) == 1
+    lists = {CELL: {"lists": ["table of another domain: code"]}}
+    assert len(compare(with_lists(then, *lists[CELL]["lists"]), NOW, now, lists, ["device_bytes"])[0]) == 1
     for old in (with_lists(then, "table of another domain: math"), with_lists(then), then):
         found, refused = compare(old, NOW, now, lists, ["device_bytes"])
         assert (found, refused) == ([], [f"{CELL}: another lists in the stored session"])

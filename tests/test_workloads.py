@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from pytest_moetier.advice import make_advice, markov, noisy_oracle, oracle, predict, recall, withhold, write_advice
-from pytest_moetier.cell import WORKLOADS
+from pytest_moetier.cell import RECLAIM, RECLAIM_CAPACITY, WORKLOADS
 from pytest_moetier.errors import InputError, UnsupportedHostError
 from pytest_moetier.lists import ADVICE, ORACLE, read_lists, sequence_crc
 from pytest_moetier.plan import build_plan
@@ -22,8 +22,11 @@ from pytest_moetier.trace.load import load_trace
 from pytest_moetier.trace.records import NORMAL, SPEC_ACCEPT, SPEC_FALLBACK, Trace, make_trace
 from pytest_moetier.trace.synth import PRESETS, synth_trace
 from pytest_moetier.trace.write import write_trace
+from pytest_moetier.units import Capacity
 from pytest_moetier.workloads import (
     BUILDERS,
+    RECLAIM_ITERATIONS,
+    RECLAIM_SHAPES,
     SMALL_BOX_ITERATIONS,
     SMALL_BOX_SPINE_BYTES,
     SYNTHETIC_ITERATIONS,
@@ -194,7 +197,12 @@ def stored(word: str) -> Manifest:
     """Return the manifest of a workload's temporary pool."""
     how = TEMPORARY[word]
     return plan_manifest(
-        how.shape(), layout=how.layout, store="plain", seed=0, spine_bytes=how.spine_bytes, throwaway=True
+        how.shape(asked()),
+        layout=how.layout,
+        store="plain",
+        seed=0,
+        spine_bytes=how.spine_bytes,
+        throwaway=how.throwaway,
     )
 
 
@@ -227,6 +235,51 @@ def test_hits_are_timed_on_twenty_experts_read_once_an_iteration_in_ever_another
     assert rows.shape == (12, 20)
     assert {tuple(sorted(row)) for row in rows.tolist()} == {tuple(range(20))}
     assert len({tuple(row) for row in rows.tolist()}) == 12
+
+
+@pytest.mark.parametrize("word", RECLAIM)
+def test_every_rung_of_the_reclaim_ladder_has_the_papers_proportions(word: str) -> None:
+    pool, plan = stored(word), BUILDERS[word](stored(word), asked()).plan
+    iteration = plan.total_bytes / plan.n_iterations
+    assert pool.total_bytes / iteration == pytest.approx(50, rel=0.02)
+    assert Capacity.parse(RECLAIM_CAPACITY).resolve(pool.total_bytes) / iteration == pytest.approx(2.2, rel=0.02)
+    assert Capacity.parse("6.4%").resolve(pool.total_bytes) / iteration == pytest.approx(3.2, rel=0.02)
+    assert (pool.experts, pool.k, pool.layout) == (896, 16, "file_per_expert")
+    assert (plan.n_iterations, plan.synthetic_trace) == (RECLAIM_ITERATIONS, True)
+
+
+def test_the_rungs_of_the_reclaim_ladder_differ_in_layers_and_expert_size() -> None:
+    found = {word: (len(stored(word).layers), stored(word).expert_bytes[0] >> 10) for word in RECLAIM}
+    assert found == {
+        "reclaim": (8, 512),
+        "reclaim_l4": (4, 512),
+        "reclaim_l16": (16, 512),
+        "reclaim_l32": (32, 256),
+        "reclaim_l92": (92, 64),
+    }
+    assert set(found) == set(RECLAIM_SHAPES)
+
+
+def test_a_reclaim_pool_is_an_image_that_nothing_may_write_to() -> None:
+    assert {(TEMPORARY[word].store, TEMPORARY[word].throwaway) for word in RECLAIM} == {("image", False)}
+
+
+def test_a_pool_for_guests_replaces_the_first_rung_alone() -> None:
+    choice = asked(guest_pool=(2, 8192))
+    shapes = {word: TEMPORARY[word].shape(choice) for word in RECLAIM}
+    assert (shapes["reclaim"].layers, shapes["reclaim"].expert_bytes[0]) == (2, 8192)
+    assert all(shapes[word] == TEMPORARY[word].shape(asked()) for word in RECLAIM if word != "reclaim")
+
+
+def test_a_reclaim_trace_is_synthetic_whatever_the_user_gave_and_as_long_as_asked(
+    given: list[tuple[str, Path]],
+) -> None:
+    pool = plan_manifest(
+        TEMPORARY["reclaim"].shape(asked(guest_pool=(2, 4096))), layout="one_file", store="plain", seed=0
+    )
+    found = BUILDERS["reclaim"](pool, asked(given, 40))
+    assert (found.plan.n_iterations, found.plan.synthetic_trace) == (40, True)
+    assert found.plan.sequence.tolist() == BUILDERS["reclaim"](pool, asked(iterations=40)).plan.sequence.tolist()
 
 
 def test_the_other_domain_of_a_synthetic_trace_is_another_of_the_models() -> None:

@@ -45,6 +45,14 @@ static void put_file(struct capture *capture, const char *path)
     json_close_object(&capture->line);
 }
 
+static void put_files(struct capture *capture, const struct names *files)
+{
+    json_open_array(&capture->line, "files");
+    for (size_t i = 0; i < files->count; i++)
+        put_file(capture, files->items[i]);
+    json_close_array(&capture->line);
+}
+
 void capture_take(struct capture *capture, const char *pass, const char *moment)
 {
     double waited = 0;
@@ -59,11 +67,18 @@ void capture_take(struct capture *capture, const char *pass, const char *moment)
         json_bool(&capture->line, "inflight_zero", idle);
     else
         json_null(&capture->line, "inflight_zero"); // nobody looked
-    json_open_array(&capture->line, "files");
-    for (size_t i = 0; i < capture->files->count; i++)
-        put_file(capture, capture->files->items[i]);
-    json_close_array(&capture->line);
+    put_files(capture, capture->files);
     json_send(&capture->line);
+}
+
+void capture_sample(struct capture *capture, const struct names *files, const char *pass, uint64_t iteration)
+{
+    json_event(&capture->line, "sample");
+    json_string(&capture->line, "pass", pass);
+    json_u64(&capture->line, "iteration", iteration);
+    json_seconds(&capture->line, "clock_seconds", clock_seconds());
+    put_files(capture, files);
+    json_send_soon(&capture->line);
 }
 
 void capture_free(struct capture *capture)

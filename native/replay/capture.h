@@ -1,4 +1,4 @@
-// Raw copies of the kernel's files at a pass's entry and exit: parsed elsewhere, so that this program runs where nothing else
+// Raw copies of the kernel's files at a pass's entry and exit, and between its iterations: parsed elsewhere, so that this program runs where nothing else
 // does.
 #ifndef MOETIER_CAPTURE_H
 #define MOETIER_CAPTURE_H
@@ -16,6 +16,9 @@ struct capture {
 
 // Emits the capture event of a moment ("entry", "exit") of a pass.
 void capture_take(struct capture *capture, const char *pass, const char *moment);
+
+// Emits the sample event of these files before an iteration of a pass, by the plan's count.
+void capture_sample(struct capture *capture, const struct names *files, const char *pass, uint64_t iteration);
 
 void capture_free(struct capture *capture);
 

@@ -103,7 +103,7 @@ void event_residency(struct json *line, const struct pass *pass, const char *at,
     json_event(line, "residency");
     json_string(line, "pass", pass->name);
     json_string(line, "at", at);
-    json_u64(line, "iteration", pass->iterations);
+    json_u64(line, "iteration", pass_next(pass));
     json_seconds(line, "clock_seconds", when);
     json_u64(line, "resident_bytes", resident_bytes);
     json_u64(line, "pool_bytes", pool_bytes);
@@ -119,6 +119,27 @@ void event_experts(struct json *line, const struct pass *pass, const uint64_t *r
     for (uint64_t i = 0; i < n_experts; i++)
         json_u64(line, NULL, resident_bytes[i]);
     json_close_array(line);
+    json_send(line);
+}
+
+void event_folios(struct json *line, const struct pass *pass, const struct folios *folios)
+{
+    int orders = FOLIO_ORDERS;
+    while (orders > 0 && folios->bytes_by_order[orders - 1] == 0)
+        orders--;
+    json_event(line, "folios");
+    json_string(line, "pass", pass->name);
+    json_open_array(line, "bytes_by_order");
+    for (int order = 0; order < orders; order++)
+        json_u64(line, NULL, folios->bytes_by_order[order]);
+    json_close_array(line);
+    json_u64(line, "unknown_bytes", folios->unknown_bytes);
+    json_u64(line, "files", folios->files);
+    json_u64(line, "files_looked_at", folios->files_looked_at);
+    json_u64(line, "pool_bytes", folios->pool_bytes);
+    json_u64(line, "looked_at_bytes", folios->looked_at_bytes);
+    json_string(line, "note", folios->note);
+    json_seconds(line, "cost_seconds", folios->cost_seconds);
     json_send(line);
 }
 
@@ -155,7 +176,7 @@ void event_iteration(struct json *line, const struct pass *pass, double wall_sec
 {
     json_event(line, "iteration");
     json_string(line, "pass", pass->name);
-    json_u64(line, "index", pass->iterations);
+    json_u64(line, "index", pass_next(pass));
     json_seconds(line, "wall_seconds", wall_seconds);
     json_u64(line, "bytes", tally->bytes);
     json_u64(line, "accesses", tally->accesses);

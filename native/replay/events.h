@@ -4,6 +4,7 @@
 
 #include "common/json.h"
 #include "replay/counters.h"
+#include "replay/folios.h"
 #include "replay/options.h"
 #include "replay/own.h"
 #include "replay/pass.h"
@@ -19,6 +20,7 @@ void event_ready(struct json *line, uint64_t budgeted_bytes, uint64_t locked_byt
 void event_residency(struct json *line, const struct pass *pass, const char *at, double when, uint64_t resident_bytes,
                      uint64_t pool_bytes, double cost_seconds);
 void event_experts(struct json *line, const struct pass *pass, const uint64_t *resident_bytes, uint64_t n_experts);
+void event_folios(struct json *line, const struct pass *pass, const struct folios *folios);
 void event_iteration(struct json *line, const struct pass *pass, double wall_seconds, const struct tally *tally,
                      const struct usage *usage, const struct counters *counters);
 void event_pass(struct json *line, const struct pass *pass);

@@ -227,12 +227,16 @@ static bool run_passes(struct replay *replay, struct failure *failure)
             replay->partial = true;
             break;
         }
-        struct pass pass = {.name = options->passes.items[i]};
+        bool last = i + 1 == options->passes.count;
+        uint64_t n = replay->plan.header.n_iterations;
+        uint64_t part = !last && options->warm_iterations && options->warm_iterations < n ? options->warm_iterations : n;
+        struct pass pass = {.name = options->passes.items[i], .first = n - part, .planned = part};
         bool asked = options->hits_passes.count == 0 || names_hold(&options->hits_passes, pass.name);
         pass.counts_hits = asked && options->hits != HITS_NONE && replay->probe.probe != PROBE_NONE;
-        bool last = i + 1 == options->passes.count;
         enum mode mode = last ? options->mode : options->warm_mode;
         pass.reports_experts = names_hold(&options->experts_exit, pass.name);
+        pass.reports_folios = names_hold(&options->folios_exit, pass.name);
+        pass.samples = options->samples.count > 0 && names_hold(&options->sample_passes, pass.name);
         pass.owns_memory = mode_owns(mode);
         good = turn(replay, last, mode, failure) && pass_run(&pass, &context, failure);
         replay->partial = replay->partial || pass.partial;

@@ -21,7 +21,8 @@ enum option_key {
     OPTION_HITS_PASSES, OPTION_RESIDENCY_SAMPLES, OPTION_CAPTURE, OPTION_DEVICE_STAT, OPTION_INFLIGHT, OPTION_WAIT,
     OPTION_SELF_TEST, OPTION_HELP, OPTION_VERSION, OPTION_WARM_MODE, OPTION_CHUNK_BYTES, OPTION_WARM_CHUNK_BYTES,
     OPTION_BACKGROUND_THREADS, OPTION_EXPERTS_EXIT, OPTION_PREFETCH, OPTION_ADVICE, OPTION_PREFETCH_CHUNK, OPTION_OWN_BYTES,
-    OPTION_TABLE, OPTION_SPINE, OPTION_SPINE_LOCK, OPTION_COMPUTE_SECONDS, OPTION_COMPUTE_THREADS,
+    OPTION_TABLE, OPTION_SPINE, OPTION_SPINE_LOCK, OPTION_COMPUTE_SECONDS, OPTION_COMPUTE_THREADS, OPTION_WARM_ITERATIONS,
+    OPTION_SAMPLE, OPTION_SAMPLE_EVERY, OPTION_SAMPLE_PASSES, OPTION_FOLIOS_EXIT,
 };
 
 static const struct option long_options[] = {
@@ -30,6 +31,7 @@ static const struct option long_options[] = {
     {"warm-mode", required_argument, NULL, OPTION_WARM_MODE},
     {"chunk-bytes", required_argument, NULL, OPTION_CHUNK_BYTES},
     {"warm-chunk-bytes", required_argument, NULL, OPTION_WARM_CHUNK_BYTES},
+    {"warm-iterations", required_argument, NULL, OPTION_WARM_ITERATIONS},
     {"background-threads", required_argument, NULL, OPTION_BACKGROUND_THREADS},
     {"threads", required_argument, NULL, OPTION_THREADS},
     {"passes", required_argument, NULL, OPTION_PASSES},
@@ -39,6 +41,10 @@ static const struct option long_options[] = {
     {"hits-passes", required_argument, NULL, OPTION_HITS_PASSES},
     {"residency-samples", required_argument, NULL, OPTION_RESIDENCY_SAMPLES},
     {"experts-exit", required_argument, NULL, OPTION_EXPERTS_EXIT},
+    {"folios-exit", required_argument, NULL, OPTION_FOLIOS_EXIT},
+    {"sample", required_argument, NULL, OPTION_SAMPLE},
+    {"sample-every", required_argument, NULL, OPTION_SAMPLE_EVERY},
+    {"sample-passes", required_argument, NULL, OPTION_SAMPLE_PASSES},
     {"capture", required_argument, NULL, OPTION_CAPTURE},
     {"device-stat", required_argument, NULL, OPTION_DEVICE_STAT},
     {"inflight", required_argument, NULL, OPTION_INFLIGHT},
@@ -79,6 +85,8 @@ void options_help(void)
          "  --warm-mode MODE       how every pass but the last reads (default as --mode)\n"
          "  --chunk-bytes N        pread at most N bytes at once, ascending; 0: a whole extent (default 0)\n"
          "  --warm-chunk-bytes N   likewise in every pass but the last (default as --chunk-bytes)\n"
+         "  --warm-iterations N    every pass but the last replays only the plan's last N iterations; 0: all (default 0)\n"
+         "                         exact LRU ends them with the same content as long as these read its capacity\n"
          "  --background-threads N threads of mmap_background that pread ahead (default 1)\n"
          "  --threads N            threads that share each iteration's accesses (default 2)\n"
          "  --passes NAME,...      replay the whole plan once per name (default warm,measured)\n"
@@ -88,6 +96,10 @@ void options_help(void)
          "  --hits-passes NAME,... count hits in these passes alone (default all)\n"
          "  --residency-samples N  whole-pool residency at N iteration borders of each pass, beside entry and exit (default 0)\n"
          "  --experts-exit NAME,... report every expert's resident bytes at the exit of these passes\n"
+         "  --folios-exit NAME,... report in which sizes of folios the pool is resident at the exit of these passes\n"
+         "  --sample PATH          record this file raw between iterations, and at the exit (repeatable)\n"
+         "  --sample-every N       before each Nth iteration, the first included (default 1)\n"
+         "  --sample-passes NAME,... in these passes alone (default the last)\n"
          "  --capture PATH         record this file raw at each pass's entry and exit (repeatable)\n"
          "  --device-stat PATH     a /sys/dev/block/M:m/stat file: bytes read per iteration (repeatable)\n"
          "  --inflight PATH        a /sys/dev/block/M:m/inflight file: wait for 0 before each capture (repeatable)\n"
@@ -202,6 +214,12 @@ static bool apply(struct options *options, int key, char *text, struct failure *
         good = parse_count("background-threads", text, 1, MOST_THREADS, &count, failure);
         options->background_threads = (uint32_t)count;
         break;
+    case OPTION_WARM_ITERATIONS:
+        return parse_count("warm-iterations", text, 0, UINT64_MAX, &options->warm_iterations, failure);
+    case OPTION_SAMPLE: return names_add(&options->samples, text, failure);
+    case OPTION_SAMPLE_EVERY: return parse_count("sample-every", text, 1, UINT64_MAX, &options->sample_every, failure);
+    case OPTION_SAMPLE_PASSES: return parse_passes(&options->sample_passes, "sample-passes", text, failure);
+    case OPTION_FOLIOS_EXIT: return parse_passes(&options->folios_exit, "folios-exit", text, failure);
     case OPTION_EXPERTS_EXIT: return parse_passes(&options->experts_exit, "experts-exit", text, failure);
     case OPTION_STAMPS:
         good = parse_choice(stamps_names, "stamps", text, &choice, failure);
@@ -273,9 +291,10 @@ static bool complete_modes(struct options *options, struct failure *failure)
     else if (mode_owns(options->warm_mode) || mode_writes(options->warm_mode))
         return usage(failure, "warm-mode", mode_names[options->warm_mode],
                      "a mode that has no memory of its own and writes nothing");
-    if ((options->has_warm_mode || options->has_warm_chunk) && options->passes.count == 1)
+    if ((options->has_warm_mode || options->has_warm_chunk || options->warm_iterations) && options->passes.count == 1)
         return failure_set(failure, EXIT_USAGE, "usage", "--warm-%s is for every pass but the last: expected --passes with more "
-                           "than one name", options->has_warm_mode ? "mode" : "chunk-bytes");
+                           "than one name", options->has_warm_mode ? "mode" : options->has_warm_chunk ? "chunk-bytes"
+                                                                                                      : "iterations");
     if (!options->has_warm_chunk)
         options->warm_chunk_bytes = options->chunk_bytes;
     if (!check_chunk("chunk-bytes", options->chunk_bytes, options->mode,
@@ -350,6 +369,17 @@ static bool complete_others(struct options *options, struct failure *failure)
     return true;
 }
 
+static bool complete_samples(struct options *options, struct failure *failure)
+{
+    if (options->samples.count == 0 && (options->sample_every || options->sample_passes.count))
+        return failure_set(failure, EXIT_USAGE, "usage", "--sample-%s says when to sample: expected --sample PATH",
+                           options->sample_every ? "every" : "passes");
+    if (options->sample_every == 0)
+        options->sample_every = 1;
+    return options->sample_passes.count > 0 ||
+           names_add(&options->sample_passes, options->passes.items[options->passes.count - 1], failure);
+}
+
 static bool complete(struct options *options, int argc, char **argv, struct failure *failure)
 {
     if (options->help || options->version || (options->self_test && optind == argc))
@@ -369,7 +399,10 @@ static bool complete(struct options *options, int argc, char **argv, struct fail
         return failure_set(failure, EXIT_USAGE, "usage", "%" PRIu64 " destinations for %" PRIu32
                            " threads: expected at least one each", options->destinations, options->threads);
     return known_passes(options, "hits-passes", &options->hits_passes, failure) &&
-           known_passes(options, "experts-exit", &options->experts_exit, failure) && complete_modes(options, failure) &&
+           known_passes(options, "experts-exit", &options->experts_exit, failure) &&
+           known_passes(options, "folios-exit", &options->folios_exit, failure) &&
+           known_passes(options, "sample-passes", &options->sample_passes, failure) && complete_samples(options, failure) &&
+           complete_modes(options, failure) &&
            complete_own(options, failure) && complete_others(options, failure) && complete_prefetch(options, failure);
 }
 
@@ -390,8 +423,9 @@ bool options_parse(struct options *options, int argc, char **argv, struct failur
 
 void options_free(struct options *options)
 {
-    struct names *all[] = {&options->passes, &options->hits_passes, &options->experts_exit, &options->captures,
-                           &options->device_stats, &options->inflights};
+    struct names *all[] = {&options->passes, &options->hits_passes, &options->experts_exit, &options->folios_exit,
+                           &options->samples, &options->sample_passes, &options->captures, &options->device_stats,
+                           &options->inflights};
     for (size_t i = 0; i < sizeof all / sizeof *all; i++)
         free(all[i]->items);
 }

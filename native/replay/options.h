@@ -36,6 +36,11 @@ struct options {
     struct names passes;
     struct names hits_passes; // empty: all
     struct names experts_exit; // passes whose exit reports every expert's residency
+    uint64_t warm_iterations; // the plan's last, of every pass but the last; 0: all
+    struct names samples; // files read at iteration borders
+    uint64_t sample_every; // iterations
+    struct names sample_passes;
+    struct names folios_exit; // passes whose exit reports the pool's folios
     struct names captures;
     struct names device_stats;
     struct names inflights;

@@ -5,6 +5,7 @@
 
 #include "common/clock.h"
 #include "replay/events.h"
+#include "replay/folios.h"
 #include "replay/probe.h"
 #include "replay/stop.h"
 
@@ -35,13 +36,31 @@ static bool report_experts(const struct pass *pass, struct pass_context *context
     return good;
 }
 
-// Whether the border before `iteration` is one of the N that cut the pass into N + 1 even parts.
-static bool is_sample_border(const struct pass_context *context, uint64_t iteration)
+static void report_folios(const struct pass *pass, struct pass_context *context)
 {
-    uint64_t parts = context->options->residency_samples + 1;
-    uint64_t n = context->plan->header.n_iterations;
-    unsigned __int128 before = (unsigned __int128)(iteration - 1) * parts / n;
-    return (unsigned __int128)iteration * parts / n > before;
+    if (!pass->reports_folios || stopping())
+        return;
+    struct folios folios;
+    folios_look(&folios, context->pool, context->probe);
+    event_folios(&context->line, pass, &folios);
+}
+
+// Whether the border before the next iteration is one of the N that cut the pass into N + 1 even parts.
+static bool is_residency_border(const struct pass *pass, const struct options *options)
+{
+    if (pass->iterations == 0 || options->residency_samples == 0)
+        return false;
+    uint64_t parts = options->residency_samples + 1;
+    unsigned __int128 before = (unsigned __int128)(pass->iterations - 1) * parts / pass->planned;
+    return (unsigned __int128)pass->iterations * parts / pass->planned > before;
+}
+
+// Between two iterations, before the first and after the last.
+static void sample_files(const struct pass *pass, struct pass_context *context)
+{
+    bool ends = pass->iterations == pass->planned;
+    if (pass->samples && (ends || pass->iterations % context->options->sample_every == 0))
+        capture_sample(context->capture, &context->options->samples, pass->name, pass_next(pass));
 }
 
 // The phase that follows an iteration's accesses; false when a stop cut it short.
@@ -56,8 +75,8 @@ static bool run_compute(struct compute *compute, struct tally *tally)
 // Only whole iterations count: the sum over the iteration events is the pass.
 static bool run_iteration(struct pass *pass, struct pass_context *context, double *border)
 {
-    uint64_t first = context->plan->iterations[pass->iterations];
-    uint64_t limit = context->plan->iterations[pass->iterations + 1];
+    uint64_t first = context->plan->iterations[pass_next(pass)];
+    uint64_t limit = context->plan->iterations[pass_next(pass) + 1];
     struct usage usage = {0};
     struct usage before = usage_now();
     double start = clock_seconds();
@@ -84,8 +103,9 @@ static bool run_iterations(struct pass *pass, struct pass_context *context, stru
 {
     counters_read(context->counters);
     double border = clock_seconds();
-    while (pass->iterations < context->plan->header.n_iterations && !stopping()) {
-        if (pass->iterations > 0 && context->options->residency_samples > 0 && is_sample_border(context, pass->iterations)) {
+    while (pass->iterations < pass->planned && !stopping()) {
+        sample_files(pass, context);
+        if (is_residency_border(pass, context->options)) {
             double start = clock_seconds();
             pass->bookkeeping_seconds += start - border;
             if (!sample_residency(pass, context, "sample", failure))
@@ -95,6 +115,8 @@ static bool run_iterations(struct pass *pass, struct pass_context *context, stru
         if (!run_iteration(pass, context, &border))
             break;
     }
+    if (pass->iterations == pass->planned)
+        sample_files(pass, context);
     pass->bookkeeping_seconds += clock_seconds() - border;
     const struct failure *failed = crew_failure(context->crew);
     if (failed)
@@ -131,7 +153,9 @@ bool pass_run(struct pass *pass, struct pass_context *context, struct failure *f
     good = halt_prefetch(prefetch, failure, good);
     capture_take(context->capture, pass->name, "exit");
     good = good && sample_residency(pass, context, "exit", failure) && report_experts(pass, context, failure);
-    pass->partial = !good || pass->iterations < context->plan->header.n_iterations;
+    if (good)
+        report_folios(pass, context);
+    pass->partial = !good || pass->iterations < pass->planned;
     event_pass(&context->line, pass);
     return good;
 }

@@ -1,4 +1,4 @@
-// One pass: the whole plan once, with its captures, residency samples and per-iteration figures.
+// One pass: the plan once, whole or its end, with its captures, residency samples and per-iteration figures.
 #ifndef MOETIER_PASS_H
 #define MOETIER_PASS_H
 
@@ -28,8 +28,12 @@ struct pass_context {
 
 struct pass {
     const char *name;
+    uint64_t first; // iteration of the plan
+    uint64_t planned; // iterations from there
     bool counts_hits;
     bool reports_experts; // at its exit
+    bool reports_folios; // likewise
+    bool samples; // the options' files
     bool owns_memory; // what is served from it is counted
     bool computes;
     const struct prefetch *prefetch; // NULL without
@@ -41,6 +45,12 @@ struct pass {
     struct usage usage; // the iterations alone
     bool partial;
 };
+
+// The iteration of the plan that is next.
+static inline uint64_t pass_next(const struct pass *pass)
+{
+    return pass->first + pass->iterations;
+}
 
 // Runs and reports the pass. False with the failure filled when something went wrong; a stop by a signal is no failure, but
 // leaves the pass partial.

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from pytest_moetier import __version__
 from pytest_moetier.cli.doctor import add_doctor
+from pytest_moetier.cli.guest import add_guest
 from pytest_moetier.cli.parsers import add_group
 from pytest_moetier.cli.plan import add_plan
 from pytest_moetier.cli.pool import add_pool
@@ -27,6 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_plan(add_group(commands, "plan", "advice of what will be read: predict, info, formats"))
     add_locality(commands)
     add_simulate(commands)
+    add_guest(add_group(commands, "guest", "kernels for virtual machines: fetch, list, check"))
     add_doctor(commands)
     return parser
 

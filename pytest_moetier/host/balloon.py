@@ -15,10 +15,11 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import IO, Self
 
 from pytest_moetier.errors import HarnessError, HostBusyError, UnsupportedHostError
 from pytest_moetier.host import procfs
+from pytest_moetier.host.machine import Child, current, error_file
 from pytest_moetier.host.memboot import tolerance_bytes
 from pytest_moetier.host.restore import Journal
 from pytest_moetier.units import PAGE_BYTES, format_bytes
@@ -42,11 +43,12 @@ class Balloon:
         requested_bytes: what was last asked for, in whole pages.
     """
 
-    def __init__(self, process: subprocess.Popen[str], requested_bytes: int, journal: Journal | None) -> None:
-        """Own a started process and read its lines."""
+    def __init__(self, process: Child, stderr: IO[bytes], requested_bytes: int, journal: Journal | None) -> None:
+        """Own a started process and the file of its errors, and read its lines."""
         self.pid = process.pid
         self.requested_bytes = requested_bytes
         self._process = process
+        self._stderr = stderr
         self._journal = journal
         self._released: str | None = None
         self._vmlck_bytes = 0
@@ -73,10 +75,8 @@ class Balloon:
         """
         size_bytes = _whole_pages(size_bytes)
         command = [str(executable), str(size_bytes), "--reserve", str(reserve_bytes)]
-        process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, bufsize=1
-        )
-        balloon = cls(process, size_bytes, journal)
+        stderr = error_file()
+        balloon = cls(current().start(command, (), stderr), stderr, size_bytes, journal)
         try:
             balloon._locked(size_bytes)
         except BaseException:
@@ -142,6 +142,7 @@ class Balloon:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(_CLOSE_SECONDS)
+        self._stderr.close()
         if self._journal is not None:
             self._journal.done(self._token)
 
@@ -149,7 +150,7 @@ class Balloon:
         try:
             if self._process.stdin is None:
                 raise BrokenPipeError
-            self._process.stdin.write(line + "\n")
+            self._process.stdin.write(line.encode() + b"\n")
             self._process.stdin.flush()
         except (OSError, ValueError) as error:
             raise self._ended() from error
@@ -184,7 +185,10 @@ class Balloon:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_CLOSE_SECONDS)
         code = self._process.returncode
-        words = " ".join((self._process.stderr.read() if self._process.stderr else "").split())
+        words = ""
+        with suppress(ValueError):  # closed: it was let go
+            self._stderr.seek(0)
+            words = " ".join(self._stderr.read().decode(errors="replace").split())
         if code == 77:
             return UnsupportedHostError(f"the balloon cannot run here: {words}", "Linux with mlock")
         if code == 3:

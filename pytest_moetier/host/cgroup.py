@@ -138,8 +138,10 @@ class _Group:
         self.notes: tuple[str, ...] = ()
         self._journal = journal
         self._token = token
-        found = procfs.at(path).stat()
-        self.identity = (found.st_dev, found.st_ino)
+        found = procfs.identity(path)
+        if found is None:
+            raise HarnessError(f"control group {path} is gone", "it to stay while it is used")
+        self.identity = found
 
     @property
     def files(self) -> ScopeFiles:
@@ -161,11 +163,7 @@ class _Group:
         return undo.group_pids(self.path)
 
     def exists(self) -> bool:
-        try:
-            found = procfs.at(self.path).stat()
-        except OSError:
-            return False
-        return (found.st_dev, found.st_ino) == self.identity
+        return procfs.identity(self.path) == self.identity
 
     def close(self) -> None:
         try:
@@ -196,14 +194,14 @@ class ScopeV1(_Group):
         values = {limit: limit_bytes, both: limit_bytes + _SWAP_MARGIN_BYTES}
         order = [limit, both] if limit_bytes < procfs.read_int(limit) else [both, limit]
         for path in order:
-            if path == limit or procfs.at(path).exists():
+            if path == limit or procfs.exists(path):
                 procfs.write_text(path, str(values[path]))
         return _read_back(limit, limit_bytes)
 
     def disable_swap(self) -> bool:
         """Set swappiness 0; with memory+swap accounting ``set_limit`` also bounds swap to 4 MiB."""
         done = procfs.try_write(self.path / "memory.swappiness", "0")
-        if _swap_is_on() and not procfs.at(self.path / "memory.memsw.limit_in_bytes").exists():
+        if _swap_is_on() and not procfs.exists(self.path / "memory.memsw.limit_in_bytes"):
             self._note("swap is on and there is no memory+swap accounting: `swapoff -a`, or boot with swapaccount=1")
             return False
         return done or not _swap_is_on()
@@ -222,7 +220,7 @@ class ScopeV2(_Group):
 
     def disable_swap(self) -> bool:
         """Set memory.swap.max 0 (absent where the kernel has no swap)."""
-        if not procfs.at(self.path / "memory.swap.max").exists():
+        if not procfs.exists(self.path / "memory.swap.max"):
             if _swap_is_on():
                 self._note("swap is on and memory.swap.max is absent: `swapoff -a`")
             return not _swap_is_on()
@@ -401,18 +399,16 @@ def _parents(hierarchy: _Hierarchy) -> tuple[Path, ...]:
 
 
 def _may_make(version: int, folder: Path) -> bool:
-    if not os.access(procfs.at(folder), os.W_OK):
+    if not procfs.writable(folder):
         return False
     if version == 1:
         return True
     # A process may only be moved by who may write the common ancestor's cgroup.procs.
-    if not os.access(procfs.at(folder / "cgroup.procs"), os.W_OK):
+    if not procfs.writable(folder / "cgroup.procs"):
         return False
     enabled = (procfs.try_text(folder / "cgroup.subtree_control") or "").split()
     available = (procfs.try_text(folder / "cgroup.controllers") or "").split()
-    return "memory" in enabled or (
-        "memory" in available and os.access(procfs.at(folder / "cgroup.subtree_control"), os.W_OK)
-    )
+    return "memory" in enabled or ("memory" in available and procfs.writable(folder / "cgroup.subtree_control"))
 
 
 def scope_support() -> Support:
@@ -477,7 +473,7 @@ def _make(hierarchy: _Hierarchy, parent: Path, name: str, journal: Journal | Non
         # Refused (EBUSY) where the parent holds processes; they are never moved. Left on: it harms nobody.
         procfs.write_text(parent / "cgroup.subtree_control", "+memory")
     path = parent / name
-    if procfs.at(path).exists():
+    if procfs.exists(path):
         undo.remove_group(str(path))
     token = journal.record("cgroup", path=str(path)) if journal is not None else ""
     _make_folder(path)
@@ -494,13 +490,13 @@ def _make(hierarchy: _Hierarchy, parent: Path, name: str, journal: Journal | Non
 
 
 def _make_folder(path: Path) -> None:
-    procfs.at(path).mkdir()
+    procfs.make_folder(path)
 
 
 def _ancestors(hierarchy: _Hierarchy, path: Path) -> tuple[Path, ...]:
     above = [folder for folder in path.parents if folder == hierarchy.mount or hierarchy.mount in folder.parents]
     name = "memory.max" if hierarchy.version == 2 else "memory.limit_in_bytes"
-    return tuple(folder for folder in above if procfs.at(folder / name).exists())
+    return tuple(folder for folder in above if procfs.exists(folder / name))
 
 
 def ancestor_limit_bytes(files: ScopeFiles) -> int | None:

@@ -33,13 +33,13 @@ class HostContext:
     """What the mechanisms need of the session.
 
     Attributes:
-        journal: where changes to the host are recorded before they are made.
+        journal: where changes to the host are recorded before they are made; None in a guest, which ends with them.
         reserve_bytes: available memory that a balloon never takes.
         pool_files: files that the replayer opens, each with its kernel memory.
         balloon: the balloon's executable.
     """
 
-    journal: Journal
+    journal: Journal | None
     reserve_bytes: int
     pool_files: int
     balloon: Path

@@ -1,12 +1,12 @@
 """Sole reader and writer of /proc, /sys and cgroupfs text, and the parsers of it (paper section 4: the counters).
 
-Every path is absolute and read beneath a root, normally ``/``; tests read recorded trees with ``rooted``.
+Every path is absolute, on the current machine, and read beneath a root, normally ``/``; tests read recorded trees with
+``rooted``.
 """
 
 from __future__ import annotations
 
 import errno
-import os
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_moetier.errors import HarnessError, UnsupportedHostError
+from pytest_moetier.host.machine import current
 from pytest_moetier.units import SECTOR_BYTES
 
 _ROOT: ContextVar[Path] = ContextVar("moetier_procfs_root", default=Path("/"))
@@ -37,6 +38,38 @@ def at(path: str | Path) -> Path:
     return _ROOT.get() / str(path).lstrip("/")
 
 
+def _bytes(path: str | Path) -> bytes:
+    return current().read(str(at(path)))
+
+
+def identity(path: str | Path) -> tuple[int, int] | None:
+    """Return (device, inode) of ``path``, or None where there is no such thing."""
+    try:
+        return current().identity(str(at(path)))
+    except OSError:
+        return None
+
+
+def exists(path: str | Path) -> bool:
+    """Return whether there is such a file or folder."""
+    return identity(path) is not None
+
+
+def writable(path: str | Path) -> bool:
+    """Return whether this user may write there."""
+    return current().writable(str(at(path)))
+
+
+def make_folder(path: str | Path) -> None:
+    """Make a folder, such as a control group; an ``OSError`` says why it cannot be."""
+    current().make_folder(str(at(path)))
+
+
+def remove_folder(path: str | Path) -> None:
+    """Remove an empty folder; an ``OSError`` says why it cannot be."""
+    current().remove_folder(str(at(path)))
+
+
 def read_text(path: str | Path) -> str:
     """Return the whole text of ``path``.
 
@@ -44,7 +77,7 @@ def read_text(path: str | Path) -> str:
         UnsupportedHostError: the file is absent or unreadable on this host.
     """
     try:
-        return at(path).read_bytes().decode("utf-8", "replace")
+        return _bytes(path).decode("utf-8", "replace")
     except OSError as error:
         raise UnsupportedHostError(
             f"{path}: {error.strerror}",
@@ -56,7 +89,7 @@ def read_text(path: str | Path) -> str:
 def try_text(path: str | Path) -> str | None:
     """Return the whole text of ``path``, or None where it cannot be read (PSI may exist and answer EOPNOTSUPP)."""
     try:
-        return at(path).read_bytes().decode("utf-8", "replace")
+        return _bytes(path).decode("utf-8", "replace")
     except OSError:
         return None
 
@@ -95,11 +128,7 @@ def write_text(path: str | Path, text: str) -> None:
         HarnessError: the kernel refused the value.
     """
     try:
-        descriptor = os.open(at(path), os.O_WRONLY | os.O_CLOEXEC)
-        try:
-            os.write(descriptor, text.encode())
-        finally:
-            os.close(descriptor)
+        current().write(str(at(path)), text.encode())
     except OSError as error:
         seen = f"writing {text.strip()[:60]!r} to {path}: {error.strerror}"
         if error.errno in (*_REFUSED, errno.ENOENT):

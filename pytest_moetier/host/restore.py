@@ -22,6 +22,7 @@ from typing import Self
 
 from pytest_moetier.errors import HarnessError, HostBusyError, MoetierError, UnsupportedHostError
 from pytest_moetier.host import procfs, residency, undo
+from pytest_moetier.host.machine import current
 
 if sys.platform != "win32":
     import fcntl
@@ -367,13 +368,15 @@ class Dropped:
 
 
 def drop_caches(files: Iterable[str | Path] = ()) -> Dropped:
-    """Drop the page cache: the whole host's as root (sync, then 3), else the given ``files`` one by one by fadvise.
+    """Drop the page cache: the whole machine's as root (sync, then 3), else the given ``files`` one by one by fadvise.
 
     Returns what is still resident of ``files``: about 0 is expected, the caller judges.
     """
     paths = list(files)
-    if os.geteuid() == 0 and os.access(_DROP_CACHES, os.W_OK):
-        os.sync()
+    guest = current().facts is not None
+    if (guest or os.geteuid() == 0) and procfs.writable(_DROP_CACHES):
+        if not guest:
+            os.sync()
         if procfs.try_write(_DROP_CACHES, "3"):
             return Dropped("drop_caches", _total(_rest(path) for path in paths))
     return Dropped("fadvise", _total([residency.drop_file(path) for path in paths]))

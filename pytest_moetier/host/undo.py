@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 from pytest_moetier.host import procfs
+from pytest_moetier.host.machine import current
 from pytest_moetier.host.residency import libc
 
 if sys.platform != "win32":
@@ -31,7 +32,7 @@ def end_process(pid: int, start_ticks: int, comm: str) -> str:
         return ""
     for number in (signal.SIGTERM, signal.SIGKILL):
         try:
-            os.kill(pid, number)
+            current().signal(pid, number)
         except ProcessLookupError:
             return f"process {pid} ({comm}) ended"
         until = time.monotonic() + _GRACE_SECONDS
@@ -75,7 +76,7 @@ def remove_group(path: str) -> str:
     group = Path(path)
     if not group.name.startswith(PREFIX):
         raise OSError(errno.EPERM, f"{group} is not one of ours")
-    if not procfs.at(group).is_dir():
+    if not procfs.exists(group):
         return ""
     for pid in group_pids(group):
         found = procfs.process_id(pid)
@@ -86,7 +87,7 @@ def remove_group(path: str) -> str:
     until = time.monotonic() + _REMOVE_SECONDS
     while True:
         try:
-            procfs.at(group).rmdir()
+            procfs.remove_folder(group)
         except FileNotFoundError:
             return f"control group {group} was gone"
         except OSError as error:
@@ -104,7 +105,7 @@ def _wait_empty(group: Path) -> None:
 
 
 def _empty_pages(group: Path) -> None:
-    if procfs.at(group / "memory.force_empty").exists():
+    if procfs.exists(group / "memory.force_empty"):
         procfs.try_write(group / "memory.force_empty", "0")
     elif usage := procfs.try_int(group / "memory.current"):
         reclaimed = procfs.try_write(group / "memory.reclaim", str(usage))

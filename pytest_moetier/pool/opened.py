@@ -154,6 +154,12 @@ def _refuse_writing(manifest: Manifest, path: Path) -> None:
         )
 
 
+def closed_pool(path: Path, manifest: Manifest) -> OpenPool:
+    """Return a pool that is not opened on this host: a virtual machine reads its image as a disk of its own."""
+    image = _image(path / IMAGE_NAME, manifest) if manifest.store == "image" else None
+    return OpenPool(path, manifest, path, (), (), None, image)
+
+
 @contextmanager
 def open_pool(
     path: Path,

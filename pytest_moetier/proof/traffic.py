@@ -25,13 +25,14 @@ METADATA_BYTES = 1 << 20
 def delivery(run: Run, demand: Demand) -> Iterator[Invariant]:
     """Yield whether every planned byte was delivered once, and advice accounted for."""
     plan = demand.plan
-    for one in (run.warm, run.measured):
+    for one, iterations in ((run.warm, run.warm_iterations or plan.n_iterations), (run.measured, plan.n_iterations)):
+        first = int(plan.iterations[plan.n_iterations - iterations])
+        due = int(plan.access_bytes[first:].sum()), plan.n_accesses - first, iterations
         yield line(
             f"delivered_{one.name}",
-            f"{plan.total_bytes} B in {len(plan.sequence)} reads, {plan.n_iterations} iterations",
+            f"{due[0]} B in {due[1]} reads, {due[2]} iterations",
             f"{one.bytes} B in {one.accesses} reads, {len(one.iterations)} iterations",
-            ok=(one.bytes, one.accesses, len(one.iterations))
-            == (plan.total_bytes, len(plan.sequence), plan.n_iterations),
+            ok=(one.bytes, one.accesses, len(one.iterations)) == due,
         )
     pages = _stamps_due(plan, run.stamps)
     checked = run.measured.stamps_checked
@@ -138,13 +139,16 @@ def physics(run: Run, demand: Demand, figures: Figures) -> Iterator[Invariant]:
 
 
 def steadiness(figures: Figures) -> Iterator[Invariant]:
-    """Device / nominal of each third of the measured pass against the whole pass's: otherwise it was still warming."""
-    thirds, whole = figures.third_ratios, figures.amplification
-    off = max(abs(one / whole - 1) for one in thirds) if thirds and whole else None
+    """Device / nominal of each third of the measured pass against the whole pass's: otherwise it was still warming.
+
+    A pass that swings with a period has whole periods instead of thirds: a third of one would be a phase.
+    """
+    parts, whole = figures.part_ratios, figures.amplification
+    off = max(abs(one / whole - 1) for one in parts) if parts and whole else None
     yield line(
         "steady",
-        f"device/nominal of each third within {STEADY_WITHIN:.0%} of the pass's",
-        " / ".join(f"{one:.3f}" for one in thirds) + ("" if whole is None else f", pass {whole:.3f}"),
+        f"device/nominal of each {figures.part or 'third'} within {STEADY_WITHIN:.0%} of the pass's",
+        " / ".join(f"{one:.3f}" for one in parts) + ("" if whole is None else f", pass {whole:.3f}"),
         ok=None if off is None else off <= STEADY_WITHIN,
         otherwise=FLAGGED,
     )

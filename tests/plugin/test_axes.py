@@ -115,7 +115,13 @@ REFUSED: list[tuple[str, str]] = [
         "mode='write_private', workload='small_box', mechanism='balloon'",
         "mode write_private under balloon; expected cgroup, which alone confines the kill",
     ),
-    ("kernel='6.12'", "marker moetier has ['kernel']; expected only finding, capacity, default_capacity,"),
+    ("kernels='6.12'", "marker moetier has ['kernels']; expected only finding, capacity, default_capacity,"),
+    ("kernel='mine'", "kernel 'mine' is unknown; expected option, host, a version, or a label of --moetier-kernel"),
+    ("locked='most'", "locked 'most' is not a whole number; expected 0 to 99"),
+    ("locked=100", "locked is 100; expected 0 to 99"),
+    ("read_ahead=6", "read_ahead 6; expected KiB in whole pages of 4"),
+    ("read_ahead='4MiB'", "read_ahead '4MiB' is not a whole number; expected 0 or more"),
+    ("filesystem='btrfs'", "filesystem 'btrfs' is unknown; expected one of ext4, xfs"),
     ("prefetsh='none', spines='none'", "marker moetier has ['prefetsh', 'spines']; expected only "),
 ]
 

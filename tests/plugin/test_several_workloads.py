@@ -24,7 +24,7 @@ SMALLER = """
 from pytest_moetier import workloads
 from pytest_moetier.pool.profiles import resolve_shape
 
-def shape():
+def shape(_asked):
     return resolve_shape("custom", layers=2, experts=64, k=8, expert_bytes="256KiB")
 
 workloads.TEMPORARY["small_box"] = workloads.Making(shape, spine_bytes=1 << 20)

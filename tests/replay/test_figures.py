@@ -33,7 +33,7 @@ def test_iterations_whose_device_bytes_are_not_known_have_no_fair_part(bench_run
     run = bench_runs.run()
     assert bench_runs.figures(run).fair_device_bytes is not None
     assert bench_runs.figures(without_devices(run)).fair_device_bytes is None
-    assert bench_runs.figures(without_devices(run)).third_ratios == ()
+    assert bench_runs.figures(without_devices(run)).part_ratios == ()
 
 
 def test_one_iteration_has_no_variation(bench_runs: Any) -> None:
