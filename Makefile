@@ -7,6 +7,7 @@ BENCH_OPTIONS ?=
 TEST_OPTIONS ?=
 FUZZ_INPUTS ?= 5000
 PEERS_OPTIONS ?=
+KERNELS ?= 6.1 6.12 newest
 # A test that hangs ends the run, with every thread's stack shown.
 HANG := -o faulthandler_timeout=300 -o faulthandler_exit_on_timeout=true
 
@@ -19,18 +20,27 @@ APT := apt-get install python3-venv python3-dev gcc libc6-dev make
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help bench test lint sanitize static peers wheel clean
+.PHONY: help bench kernels test lint sanitize static peers wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "make %-10s %s\n", $$1, $$2 }' Makefile
 	@echo
 	@echo "K=EXPR             the finding to run with make bench ($(K))"
 	@echo "MOETIER_POOL=PATH  where the pool is, or is created ($(MOETIER_POOL))"
+	@echo "KERNELS=...        the kernels to compare with make kernels ($(KERNELS))"
 	@echo "BENCH_OPTIONS=...  more options for pytest bench/, TEST_OPTIONS=... for pytest tests/"
 
 bench: $(VENV)/installed ## set up, create the pool and measure this host: pytest bench/ -k "$K"
 	$(if $(filter-out routing small_box hit_cost or and not,$(K)),test -e "$(MOETIER_POOL)/manifest.yaml" || $(BIN)/moetier pool create default "$(MOETIER_POOL)")
 	$(BIN)/pytest bench/ -k "$(K)" --moetier-pool="$(MOETIER_POOL)" --moetier-refuted=report --moetier-compare --benchmark-autosave $(BENCH_OPTIONS)
+
+# A word with a slash is a kernel of one's own.
+FETCHED = $(strip $(foreach each,$(KERNELS),$(if $(findstring /,$(each)),,$(each))))
+
+# A cell that failed (status 1) has its place in the table as well; the target still ends with that status.
+kernels: $(VENV)/installed ## measure the reclaim cells on several kernels, in virtual machines, and print cells x kernels
+	$(if $(FETCHED),$(BIN)/moetier guest fetch $(FETCHED))
+	$(BIN)/pytest bench/ -k reclaim $(addprefix --moetier-kernel=,$(KERNELS)) --moetier-pool="$(MOETIER_POOL)" --moetier-refuted=report --moetier-json=kernels.json $(BENCH_OPTIONS); status=$$?; { [ $$status -gt 1 ] || $(BIN)/moetier guest table kernels.json; } && exit $$status
 
 test: $(VENV)/installed-dev ## set up and run the tests of this software
 	$(BIN)/pytest tests/ -rsxX $(HANG) $(TEST_OPTIONS)

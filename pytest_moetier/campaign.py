@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TypeAlias
 
 from pytest_moetier.cell import HOST, RECLAIM, Cell, GuestAsked
 from pytest_moetier.errors import (
@@ -162,6 +163,10 @@ class _Prepared:
     list_file: Callable[[str], ListFile]
 
 
+_On: TypeAlias = tuple[str, str]
+"""A workload, and the file system of its pool: that of the session's own pool is asked for in guests alone."""
+
+
 class Campaign:
     """Holds the host for a session and measures its cells; :meth:`close` leaves the host as it was found."""
 
@@ -175,10 +180,10 @@ class Campaign:
         self._stack = ExitStack()
         self._host: _Host | None = None
         self._pool: OpenPool | None = None
-        self._rigs: dict[tuple[str, bool], Rig] = {}
-        self._prepared: dict[str, _Prepared] = {}
+        self._rigs: dict[tuple[_On, bool], Rig] = {}
+        self._prepared: dict[_On, _Prepared] = {}
         self._refusal: MoetierError | None = None
-        self._refusals: dict[str, MoetierError] = {}
+        self._refusals: dict[tuple[_On, bool], MoetierError] = {}
         self._demands: dict[tuple[str, str, str, int, str], Demand] = {}
 
     @property
@@ -315,7 +320,7 @@ class Campaign:
 
     def _teller(self, started: float, done: int, total: int, cell: Cell) -> Callable[[str, int], None]:
         def tell(phase: str, iteration: int) -> None:
-            found = self._prepared.get(cell.workload)
+            found = self._prepared.get((cell.workload, cell.filesystem))
             elapsed = time.monotonic() - started
             n = found.workload.plan.n_iterations if found else 0
             self._report(Progress(done, total, cell, phase, iteration, n, elapsed))
@@ -358,28 +363,33 @@ class Campaign:
 
     def _rig(self, cell: Cell, tell: Callable[[str, int], None]) -> Rig:
         """Return what a cell is replayed with, made on first use; one that cannot be made is refused every time."""
-        word, key = cell.workload, (cell.workload, cell.in_guest)
-        if word in self._refusals:
-            raise self._refusals[word]
+        on: _On = (cell.workload, cell.filesystem)
+        key = (on, cell.in_guest)
+        if key in self._refusals:
+            raise self._refusals[key]
         if key not in self._rigs:
             try:
                 assert self._host is not None  # noqa: S101 - set up before the first cell
-                if word not in self._prepared:
-                    self._prepared[word] = self._made(word, self._host, tell)
-                self._rigs[key] = self._rigged(self._prepared[word], self._host, in_guest=cell.in_guest)
+                if on not in self._prepared:
+                    self._prepared[on] = self._made(on, self._host, tell)
+                if cell.in_guest:
+                    _need_filesystem(self._prepared[on], cell.filesystem)
+                self._rigs[key] = self._rigged(self._prepared[on], self._host, in_guest=cell.in_guest)
             except MoetierError as error:
-                self._refusals[word] = error
+                self._refusals[key] = error
                 raise
         return self._rigs[key]
 
-    def _made(self, word: str, host: _Host, tell: Callable[[str, int], None]) -> _Prepared:
-        folder = self._folder_of(word, host, tell)
+    def _made(self, on: _On, host: _Host, tell: Callable[[str, int], None]) -> _Prepared:
+        word, _ = on
+        folder = self._folder_of(on, host, tell)
         manifest = load_manifest(folder)
         workload = (host.single if word == "single" else None) or BUILDERS[word](manifest, self.settings.asked)
         path = host.folder / f"{word}.plan"
         write_plan(workload.plan, path)
         head = "trace" if word == "single" else f"workload {word}"
-        self.notes += [f"{head}: {workload.source}", *workload.warnings]
+        told = [f"{head}: {workload.source}", *workload.warnings]
+        self.notes += [line for line in told if line not in self.notes]  # of one in two file systems, once
         known: dict[str, ListFile] = {}
 
         def list_file(wanted: str) -> ListFile:
@@ -424,8 +434,9 @@ class Campaign:
             list_file=prepared.list_file,
         )
 
-    def _folder_of(self, word: str, host: _Host, tell: Callable[[str, int], None]) -> Path:
+    def _folder_of(self, on: _On, host: _Host, tell: Callable[[str, int], None]) -> Path:
         """Return the folder of a workload's pool: the session's, or one that is made now and removed at the end."""
+        word, filesystem = on
         if word not in TEMPORARY:
             return self.settings.pool
         tell("making a temporary pool", 0)
@@ -442,6 +453,7 @@ class Campaign:
                     store=how.store,
                     spine_bytes=how.spine_bytes,
                     throwaway=how.throwaway,
+                    filesystem=filesystem,
                 )
             )
         except InputError as error:  # no room, no right to write: the user named no folder for it
@@ -453,7 +465,7 @@ class Campaign:
             pool=str(self.settings.pool if word not in TEMPORARY else f"temporary, {manifest.name}"),
             pool_id=f"{manifest.pool_id:016x}",
             pool_bytes=manifest.total_bytes,
-            trace=self._prepared[word].workload.source,
+            trace=self._prepared[word, cell.filesystem].workload.source,
             synthetic_trace=plan.synthetic_trace,
             synthetic_pool=manifest.synthetic,
             plan_crc=_crc(plan),
@@ -498,6 +510,21 @@ def _crc(plan: Plan) -> str:
     value = zlib.crc32(plan.sequence.tobytes())
     value = zlib.crc32(plan.iterations.tobytes(), value)
     return f"{zlib.crc32(plan.expert_bytes.tobytes(), value):08x}"
+
+
+def _need_filesystem(prepared: _Prepared, filesystem: str) -> None:
+    """Refuse the user's own pool where a guest is to mount another file system than its image has.
+
+    Raises:
+        UnsupportedHostError: it has another one.
+    """
+    manifest = prepared.manifest
+    if manifest.store == "image" and manifest.filesystem != filesystem:
+        raise UnsupportedHostError(
+            f"pool {prepared.folder} is an image with {manifest.filesystem}",
+            f"{filesystem}, which the cell names",
+            f"moetier pool create --store image --filesystem {filesystem}",
+        )
 
 
 def _need_support(cell: Cell) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from pytest_moetier.cli.bisect import add_bisect
 from pytest_moetier.cli.parsers import Commands, add_command
 from pytest_moetier.cli.say import note, print_json, say
+from pytest_moetier.cli.table import add_table
 from pytest_moetier.errors import MoetierError
 from pytest_moetier.units import format_bytes
 
@@ -170,3 +171,4 @@ def add_guest(guest: Commands) -> None:
     words = "6.12 (the newest fetched of these), a whole release, newest, or PATH[:MODULES] of any vmlinuz or bzImage"
     one.add_argument("kernel", metavar="KERNEL", help=words)
     add_bisect(guest)
+    add_table(guest)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from pytest_moetier.cell import FILESYSTEMS
 from pytest_moetier.cli.parsers import Commands, add_command, number
 from pytest_moetier.cli.say import note, print_json, progress, say
 from pytest_moetier.units import PAGE_BYTES, format_bytes, parse_bytes
@@ -18,7 +19,7 @@ def pool_create(args: argparse.Namespace) -> int:
     shape = resolve_shape(
         args.profile, layers=args.layers, experts=args.experts, k=args.k, expert_bytes=args.expert_bytes
     )
-    store, why = choose_store("plain" if args.plain else args.store)
+    store, why = choose_store("plain" if args.plain else args.store, args.filesystem)
     tell = note if args.json else say
     spine_bytes = -(-parse_bytes(args.spine) // PAGE_BYTES) * PAGE_BYTES if args.spine else 0
     spine = [f"spine: {format_bytes(spine_bytes)} ({spine_bytes} bytes)"] if spine_bytes else []
@@ -34,6 +35,7 @@ def pool_create(args: argparse.Namespace) -> int:
             seed=args.seed,
             spine_bytes=spine_bytes,
             throwaway=args.throwaway,
+            filesystem=args.filesystem,
             progress=show,
         )
     if args.json:
@@ -53,6 +55,7 @@ def pool_create(args: argparse.Namespace) -> int:
                 "throwaway": made.manifest.throwaway,
                 "layout": made.manifest.layout,
                 "store": made.manifest.store,
+                "filesystem": made.manifest.filesystem,
                 "kept_bytes": made.kept_bytes,
                 "written_bytes": made.written_bytes,
                 "seconds": made.seconds,
@@ -131,6 +134,9 @@ def add_pool(pool: Commands) -> None:
     one.add_argument("--layout", choices=("file_per_expert", "one_file"), default="file_per_expert")
     one.add_argument(
         "--store", choices=("auto", "image", "plain"), default="auto", help="auto: an image where root allows"
+    )
+    one.add_argument(
+        "--filesystem", choices=FILESYSTEMS, default=FILESYSTEMS[0], help="of the image (default %(default)s)"
     )
     one.add_argument("--plain", action="store_true", help="the same as --store plain")
     one.add_argument("--seed", type=number, default=0, help="of the pool's bytes (default 0)")

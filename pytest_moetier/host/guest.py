@@ -42,6 +42,7 @@ _SETTINGS = {
     "scheduler": "/sys/block/vda/queue/scheduler",
     "thp": "/sys/kernel/mm/transparent_hugepage/enabled",
     "min_free_kbytes": "/proc/sys/vm/min_free_kbytes",
+    "percpu_pagelist_high_fraction": "/proc/sys/vm/percpu_pagelist_high_fraction",
     "lru_gen_min_ttl_ms": "/sys/kernel/mm/lru_gen/min_ttl_ms",
 }
 

@@ -76,6 +76,7 @@ fi
 
 value=$(option ra); [ -z "$value" ] || put "$value" /sys/block/vda/queue/read_ahead_kb
 value=$(option thp); [ -z "$value" ] || put "$value" /sys/kernel/mm/transparent_hugepage/enabled
+value=$(option pcp); [ -z "$value" ] || put "$value" /proc/sys/vm/percpu_pagelist_high_fraction
 value=$(option minfree); [ -z "$value" ] || put "$value" /proc/sys/vm/min_free_kbytes
 
 port=$(option port)

@@ -155,10 +155,15 @@ def loop_support() -> str:
         return "not root"
     if not os.access("/dev/loop-control", os.R_OK | os.W_OK):
         return "no /dev/loop-control (a container without devices, or the loop module is not loaded)"
+    return filesystem_support("ext4")
+
+
+def filesystem_support(kind: str) -> str:
+    """Return "" when this kernel can mount a filesystem of ``kind`` (its module is loaded where there is one)."""
     try:
-        os.close(residency.syscall(_FSOPEN, ctypes.c_char_p(b"ext4"), ctypes.c_uint(1)))
+        os.close(residency.syscall(_FSOPEN, ctypes.c_char_p(kind.encode()), ctypes.c_uint(1)))
     except OSError as error:
-        return f"fsopen(ext4): {error.strerror}"
+        return f"fsopen({kind}): {error.strerror}"
     return ""
 
 
@@ -167,12 +172,17 @@ def mount_detached(loop: LoopDevice, *, read_only: bool, kind: str = "ext4") -> 
 
     Files are then ``/proc/self/fd/N/...``, in children too when N is in their ``pass_fds``.
 
+    Args:
+        loop: the device.
+        read_only: nothing is written, the filesystem's own log included.
+        kind: ``ext4`` or ``xfs``.
+
     Raises:
         UnsupportedHostError: this kernel or this user cannot mount so.
         InputError: there is no such filesystem in the image.
     """
     try:
-        return _mount(loop, kind, ["ro"] if read_only else [])
+        return _mount(loop, kind, _flags(kind, read_only=read_only))
     except OSError as error:
         # An image that was not unmounted cleanly needs its journal replayed, which a read-only device cannot.
         if read_only and kind == "ext4" and error.errno in {errno.EROFS, errno.EACCES, errno.EINVAL, errno.EIO}:
@@ -253,6 +263,11 @@ def _set_read_ahead(loop: LoopDevice, read_ahead_kb: int, journal: Journal | Non
         raise HarnessError(f"{path} reads back {seen}", f"{read_ahead_kb} as written")
     number = os.fstat(loop._descriptor).st_rdev  # noqa: SLF001
     (loop.device,) = resolve(os.major(number), os.minor(number), None)
+
+
+def _flags(kind: str, *, read_only: bool) -> list[str]:
+    # XFS refuses a second filesystem of one identity, as a copy of a pool is. A guest mounts it by norecovery as well.
+    return (["ro"] if read_only else []) + (["nouuid", *(["norecovery"] if read_only else [])] if kind == "xfs" else [])
 
 
 def _mount(loop: LoopDevice, kind: str, flags: list[str]) -> int:

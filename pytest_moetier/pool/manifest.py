@@ -1,8 +1,8 @@
 """The manifest of a pool: (layer, expert) -> where its bytes are, kept as ``manifest.yaml`` in the pool's folder.
 
 The file is read by ``yaml.safe_load`` and every field is checked: type, range, and that its paths stay in the folder.
-``spine`` and ``throwaway`` are left out where they say nothing: the format stays version 1, and a reader that does not
-know them reads the experts as ever, and writes nothing.
+``spine``, ``throwaway`` and ``filesystem`` are left out where they say nothing: the format stays version 1, and a
+reader that does not know them reads the experts as ever, and writes nothing.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 
 import yaml
 
+from pytest_moetier.cell import FILESYSTEMS
 from pytest_moetier.errors import InputError
 from pytest_moetier.pool.private import write_private
 from pytest_moetier.units import PAGE_BYTES
@@ -66,13 +67,14 @@ class Manifest:
         k: experts chosen per layer and pass.
         expert_bytes: bytes of one expert, per layer of ``layers``.
         layout: ``file_per_expert`` (read-ahead stops at each expert's end) or ``one_file``.
-        store: ``image`` (an ext4 image, for its own loop device) or ``plain`` (files of the folder's own file system).
+        store: ``image`` (for a loop device of its own) or ``plain`` (files of the folder's own file system).
         folder: where the expert files are, relative to the pool's root.
         stamped: every page carries its own address (``pages``).
         synthetic: the bytes are made up.
         spine: the file of dense weights beside the experts, None for a pool without one. It is no part of ``files``,
             nor its bytes of ``total_bytes``: these are the experts'.
         throwaway: made to be written to by a measurement; any other pool is only ever read.
+        filesystem: of an image, one of ``cell.FILESYSTEMS``; it says nothing of plain files.
     """
 
     name: str
@@ -90,6 +92,7 @@ class Manifest:
     format_version: int = FORMAT_VERSION
     spine: PoolFile | None = None
     throwaway: bool = False
+    filesystem: str = FILESYSTEMS[0]
 
     @cached_property
     def files(self) -> tuple[PoolFile, ...]:
@@ -194,6 +197,8 @@ class Manifest:
             content["spine"] = {"file": self.spine.path, "bytes": self.spine.size_bytes}
         if self.throwaway:
             content["throwaway"] = True
+        if self.filesystem != FILESYSTEMS[0]:
+            content["filesystem"] = self.filesystem
         path = folder / MANIFEST_NAME
         write_private(path, [yaml.safe_dump(content, sort_keys=False, width=110).encode()])
         return path
@@ -333,6 +338,7 @@ def parse_manifest(content: object, path: Path) -> Manifest:
         format_version=version,
         spine=_spine(fields, folder),
         throwaway=fields.flag("throwaway") if fields.has("throwaway") else False,
+        filesystem=fields.word("filesystem", FILESYSTEMS) if fields.has("filesystem") else FILESYSTEMS[0],
     )
 
 

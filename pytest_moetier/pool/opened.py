@@ -195,7 +195,7 @@ def open_pool(
             loop = stack.enter_context(
                 loopdev.attach(image, read_only=not writable, read_ahead_kb=read_ahead_kb, journal=journal)
             )
-            mount = loopdev.mount_detached(loop, read_only=not writable)
+            mount = loopdev.mount_detached(loop, read_only=not writable, kind=manifest.filesystem)
             stack.callback(os.close, mount)
             root, fds = Path(f"/proc/self/fd/{mount}"), (mount,)
         if check_files and loop is not None:

@@ -1,4 +1,4 @@
-"""Create a stamped synthetic pool: as an ext4 image for its own loop device, or as plain files.
+"""Create a stamped synthetic pool: as an image for its own loop device, ext4 or XFS, or as plain files.
 
 Writing goes past the page cache, so that creating a pool does not evict what the host works with. A record of what is
 safely there is kept in the pool's folder: a create that was killed, or that filled the disk, goes on where it was.
@@ -13,6 +13,7 @@ import hashlib
 import json
 import mmap
 import os
+import re
 import shutil
 import stat
 import subprocess
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import numpy as np
 
+from pytest_moetier.cell import FILESYSTEMS
 from pytest_moetier.errors import HostBusyError, InputError, MoetierError, UnsupportedHostError
 from pytest_moetier.host import blockdev, loopdev, residency
 from pytest_moetier.pool.check import read_pages
@@ -55,6 +57,19 @@ _SYNC_BYTES = 256 << 20
 _WRITERS = 2
 _INODE_BYTES = 256
 _IMAGE_SPARE_BYTES = 32 << 20
+_XFS_LEAST_BYTES = 320 << 20  # mkfs.xfs refuses less than 300 MiB
+_XFS_LOG_BYTES = 64 << 20
+_XFS_INODE_BYTES = 512
+_XFS_SPARE_BYTES = 64 << 20  # the kernel keeps 32 MiB back from whoever writes
+# The features that every kernel to be compared has: what a later mkfs turns on by itself, an older kernel cannot mount.
+_XFS_FEATURES = (
+    ((0, 0), ["-m", "crc=1,finobt=1,rmapbt=0,reflink=0", "-i", f"sparse=1,size={_XFS_INODE_BYTES}"]),
+    ((5, 10), ["-m", "bigtime=1,inobtcount=1"]),
+    ((5, 19), ["-i", "nrext64=0"]),
+    ((6, 10), ["-i", "exchange=0", "-n", "parent=0"]),
+)
+"""What mkfs.xfs is told from which of its versions on."""
+_PACKAGES = {"ext4": "e2fsprogs", "xfs": "xfsprogs"}
 _THROWAWAY = 0x7468726F77  # a throw-away pool's pages are no other pool's
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 _EXPERT_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
@@ -72,30 +87,51 @@ class Created:
     seconds: float
 
 
-def choose_store(store: str) -> tuple[str, str]:
+def choose_store(store: str, filesystem: str = FILESYSTEMS[0]) -> tuple[str, str]:
     """Return the store that ``auto`` stands for on this host (else ``store`` itself), and why.
+
+    A file system other than the usual one is had in an image alone.
 
     Raises:
         UnsupportedHostError: an image was asked for and cannot be had.
     """
-    lacking = loopdev.loop_support() or ("" if _found("mkfs.ext4") else "no mkfs.ext4 on PATH or in /usr/sbin")
     if store == "plain":
         return "plain", "as asked: its device counter includes what other processes read"
-    if store == "image" and lacking:
-        raise UnsupportedHostError(f"no image here: {lacking}", "root, loop devices and mkfs.ext4", "use --store plain")
+    usual, maker = filesystem == FILESYSTEMS[0], f"mkfs.{filesystem}"
+    lacking, do = loopdev.loop_support(), "use --store plain" if usual else "run as root on a host with loop devices"
+    if not lacking and (lacking := loopdev.filesystem_support(filesystem)):
+        do = f"a kernel with {filesystem} (CONFIG_{filesystem.upper()}_FS)"
+    if not lacking and not _found(maker):
+        lacking, do = f"no {maker} on PATH or in /usr/sbin", f"apt-get install {_PACKAGES[filesystem]}"
+    if lacking and (store == "image" or not usual):
+        needed = f"root, loop devices, {'' if usual else f'{filesystem} in the kernel, '}and {maker}"
+        raise UnsupportedHostError(f"no image here: {lacking}", needed, do)
     if lacking:
         return "plain", f"{lacking}: the device counter will include what other processes read"
-    return "image", "an ext4 image on its own loop device has an exact device counter"
+    return "image", f"an {filesystem} image on its own loop device has an exact device counter"
 
 
 def plan_manifest(  # noqa: PLR0913  (what a user may choose, by keyword)
-    shape: Shape, *, layout: str, store: str, seed: int, spine_bytes: int = 0, throwaway: bool = False
+    shape: Shape,
+    *,
+    layout: str,
+    store: str,
+    seed: int,
+    spine_bytes: int = 0,
+    throwaway: bool = False,
+    filesystem: str = FILESYSTEMS[0],
 ) -> Manifest:
     """Return the manifest of the pool that ``shape`` and ``seed`` describe; equal arguments give equal bytes.
 
-    A spine leaves the experts' bytes as they are. A throw-away pool has an id of its own: a plan that may write to it
-    finds no other pool's stamps right.
+    A spine and the file system leave the experts' bytes as they are. A throw-away pool has an id of its own: a plan
+    that may write to it finds no other pool's stamps right.
     """
+    if filesystem not in FILESYSTEMS or (store == "plain" and filesystem != FILESYSTEMS[0]):
+        raise InputError(
+            f"filesystem {filesystem!r} of a pool with store {store!r}",
+            f"one of {', '.join(FILESYSTEMS)}, of an image: plain files lie in their folder's own",
+            "--store image",
+        )
     if layout not in LAYOUTS or store not in STORES:
         raise InputError(
             f"layout {layout!r}, store {store!r}", f"one of {', '.join(LAYOUTS)}; one of {', '.join(STORES)}"
@@ -117,6 +153,7 @@ def plan_manifest(  # noqa: PLR0913  (what a user may choose, by keyword)
         store=store,
         spine=PoolFile(SPINE_NAME, spine_bytes) if spine_bytes else None,
         throwaway=throwaway,
+        filesystem=filesystem,
     )
 
 
@@ -129,6 +166,7 @@ def create_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
     seed: int = 0,
     spine_bytes: int = 0,
     throwaway: bool = False,
+    filesystem: str = FILESYSTEMS[0],
     progress: Progress | None = None,
 ) -> Created:
     """Create the pool in the folder ``path``, or finish one that was begun with the same arguments.
@@ -141,20 +179,30 @@ def create_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
         seed: of its bytes.
         spine_bytes: of dense weights in a file beside the experts, in whole pages; 0 for none.
         throwaway: measurements may write to it.
+        filesystem: of an image, ``ext4`` or ``xfs``; the experts' bytes are the same.
         progress: called with (bytes done, bytes in all) as it goes.
 
     Raises:
         InputError: the folder holds something else, the device is too small or full (what is written is kept).
-        UnsupportedHostError: no block device below the folder, or no loop devices for an image.
+        UnsupportedHostError: no block device below the folder, or no loop devices for an image, or no such file system.
         HostBusyError: another create works on this folder.
     """
-    manifest = plan_manifest(shape, layout=layout, store=store, seed=seed, spine_bytes=spine_bytes, throwaway=throwaway)
+    manifest = plan_manifest(
+        shape,
+        layout=layout,
+        store=store,
+        seed=seed,
+        spine_bytes=spine_bytes,
+        throwaway=throwaway,
+        filesystem=filesystem,
+    )
     started = time.monotonic()
     with _folder(path), _locked(path):
         if (path / MANIFEST_NAME).exists():
             _same(load_manifest(path), manifest, path)
             return Created(path, manifest, manifest.stored_bytes, 0, time.monotonic() - started)
         blockdev.devices_of(path)  # refuses a tmpfs: reads that reach no device cannot be measured
+        choose_store(store, filesystem)  # refuses an image that cannot be had before room is taken for it
         record = _Progress.find(path, manifest)
         with _store(path, manifest, record) as root:
             kept, written = _write_all(root, manifest, record, progress or (lambda _done, _total: None))
@@ -202,10 +250,14 @@ def _same(found: Manifest, wanted: Manifest, path: Path) -> None:
     if found != wanted:
         raise InputError(
             f"{path} already holds the pool {found.name} ({len(found.layers)} x {found.experts} experts, "
-            f"{found.layout}, {found.store})",
+            f"{found.layout}, {_stored_in(found)})",
             "an empty folder, or the same pool",
             "remove it or choose another path",
         )
+
+
+def _stored_in(manifest: Manifest) -> str:
+    return f"{manifest.filesystem} image" if manifest.store == "image" else manifest.store
 
 
 @dataclass(slots=True)
@@ -235,7 +287,7 @@ class _Progress:
             raise InputError(f"{path} is not a record of progress", "an unfinished pool", f"remove {folder}") from error
         if found != plan:
             raise InputError(
-                f"{folder} holds an unfinished pool of another shape, layout, store or seed",
+                f"{folder} holds an unfinished pool of another shape, layout, store, file system or seed",
                 "the arguments it was begun with",
                 f"give them again, or remove {folder}",
             )
@@ -253,8 +305,16 @@ class _Progress:
 
 
 def image_bytes(manifest: Manifest) -> int:
-    """Return the size of the image in bytes: what is stored, 2% for block maps, an inode for each file, and a spare."""
-    size = manifest.stored_bytes * 102 // 100 + _inodes(manifest) * _INODE_BYTES + _IMAGE_SPARE_BYTES
+    """Return the size of the image in bytes: what is stored, 2% for block maps, an inode for each file, and a spare.
+
+    XFS has a log besides, a larger spare, and a least size.
+    """
+    size = manifest.stored_bytes * 102 // 100
+    if manifest.filesystem == "xfs":
+        size += _inodes(manifest) * _XFS_INODE_BYTES + _XFS_LOG_BYTES + _XFS_SPARE_BYTES
+        size = max(size, _XFS_LEAST_BYTES)
+    else:
+        size += _inodes(manifest) * _INODE_BYTES + _IMAGE_SPARE_BYTES
     return -(-size // (1 << 20)) * (1 << 20)
 
 
@@ -293,9 +353,9 @@ def _store(folder: Path, manifest: Manifest, record: _Progress) -> Iterator[Path
     if record.done is None:
         _make_image(image, manifest, record)
     else:
-        _repair(image)
+        _repair(image, manifest.filesystem)
     with loopdev.attach(image, read_only=False) as loop:
-        mount = loopdev.mount_detached(loop, read_only=False)
+        mount = loopdev.mount_detached(loop, read_only=False, kind=manifest.filesystem)
         try:
             if record.done is None:
                 record.save(0)
@@ -354,10 +414,24 @@ def _make_image(image: Path, manifest: Manifest, record: _Progress) -> None:
         raise _disk_error(error, image.parent, 0, manifest) from error
     finally:
         os.close(descriptor)
+    _tool([*(_mkfs_xfs() if manifest.filesystem == "xfs" else _mkfs_ext4(manifest)), str(image)], (0,))
+
+
+def _mkfs_ext4(manifest: Manifest) -> list[str]:
     # no journal: nothing is written after creation. nodiscard: a discard would punch the file's blocks out again
     features = ["-O", "^has_journal,^resize_inode", "-E", "lazy_itable_init=0,nodiscard", "-m", "0"]
     count = ["-N", str(_inodes(manifest)), "-b", str(PAGE_BYTES), "-I", str(_INODE_BYTES), "-L", "moetier"]
-    _tool([_found("mkfs.ext4") or "mkfs.ext4", "-q", "-F", *features, *count, str(image)], (0,))
+    return [_found("mkfs.ext4") or "mkfs.ext4", "-q", "-F", *features, *count]
+
+
+def _mkfs_xfs() -> list[str]:
+    program = _found("mkfs.xfs") or "mkfs.xfs"
+    said = re.search(r"(\d+)\.(\d+)", _tool([program, "-V"], (0,)))
+    version = (int(said[1]), int(said[2])) if said else (0, 0)
+    features = [word for since, words in _XFS_FEATURES if version >= since for word in words]
+    # -K: no discard, as above. Sectors of 4 KiB suit a disk of 512 bytes too, and not the other way round.
+    sizes = ["-b", f"size={PAGE_BYTES}", "-s", f"size={PAGE_BYTES}", "-l", f"size={_XFS_LOG_BYTES}"]
+    return [program, "-q", "-f", "-K", *sizes, *features, "-L", "moetier"]
 
 
 def _found(tool: str) -> str | None:
@@ -365,23 +439,33 @@ def _found(tool: str) -> str | None:
     return shutil.which(tool, path=os.pathsep.join([os.environ.get("PATH", os.defpath), "/usr/sbin", "/sbin"]))
 
 
-def _repair(image: Path) -> None:
+def _repair(image: Path, filesystem: str) -> None:
     if not image.is_file() or image.is_symlink():
         raise InputError(f"{image} is missing", "the image of an unfinished pool", f"remove {image.parent}")
     # A killed create leaves a clean file system (the kernel unmounts it); a power cut may leave counts to be mended.
+    if filesystem == "xfs":
+        return  # it has a log, which mounting replays
     _tool([_found("e2fsck") or "e2fsck", "-f", "-p", str(image)], (0, 1))
 
 
-def _tool(command: list[str], good: tuple[int, ...]) -> None:
+def _tool(command: list[str], good: tuple[int, ...]) -> str:
+    """Run a tool of a file system and return what it said.
+
+    Raises:
+        UnsupportedHostError: there is none.
+        InputError: it failed.
+    """
     try:
         result = subprocess.run(command, capture_output=True, text=True, check=False)
     except OSError as error:
-        raise UnsupportedHostError(f"{command[0]}: {error.strerror}", "e2fsprogs", "install e2fsprogs") from error
+        package = _PACKAGES["xfs" if command[0].endswith(".xfs") else "ext4"]
+        raise UnsupportedHostError(f"{command[0]}: {error.strerror}", package, f"apt-get install {package}") from error
     if result.returncode not in good:
         said = " ".join((result.stderr or result.stdout).split())[-300:]
         raise InputError(
             f"{command[0]} ended with {result.returncode}: {said}", f"{command[0]} to work on {command[-1]}"
         )
+    return f"{result.stdout} {result.stderr}"
 
 
 def _refuse_sparse(image: Path) -> None:

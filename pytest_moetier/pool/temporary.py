@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from pytest_moetier.cell import FILESYSTEMS
 from pytest_moetier.errors import InputError
 from pytest_moetier.host import blockdev
 from pytest_moetier.host.restore import Journal
@@ -28,6 +29,7 @@ def temporary_pool(  # noqa: PLR0913  (what a caller may choose, by keyword)
     seed: int = 0,
     spine_bytes: int = 0,
     throwaway: bool = False,
+    filesystem: str = FILESYSTEMS[0],
     progress: Progress | None = None,
 ) -> Iterator[Path]:
     """Create a pool in a private folder of its own inside ``folder`` and remove it at the end; yield its path.
@@ -41,14 +43,23 @@ def temporary_pool(  # noqa: PLR0913  (what a caller may choose, by keyword)
         seed: of its bytes.
         spine_bytes: of dense weights in a file beside the experts, in whole pages; 0 for none.
         throwaway: measurements may write to it.
+        filesystem: of an image, ``ext4`` or ``xfs``.
         progress: called with (bytes done, bytes in all) as it is written.
 
     Raises:
         InputError: no such folder, or too little room in it.
         UnsupportedHostError: no block device below it (tmpfs), or no image can be had where one was asked for.
     """
-    kind, _ = choose_store(store)
-    manifest = plan_manifest(shape, layout=layout, store=kind, seed=seed, spine_bytes=spine_bytes, throwaway=throwaway)
+    kind, _ = choose_store(store, filesystem)
+    manifest = plan_manifest(
+        shape,
+        layout=layout,
+        store=kind,
+        seed=seed,
+        spine_bytes=spine_bytes,
+        throwaway=throwaway,
+        filesystem=filesystem,
+    )
     blockdev.devices_of(folder)  # refuses a tmpfs, and a folder that is not there
     _check_room(folder, needed_bytes(manifest))
     path = folder.absolute() / f"{PREFIX}pool-{os.getpid()}-{secrets.token_hex(6)}"
@@ -71,6 +82,7 @@ def temporary_pool(  # noqa: PLR0913  (what a caller may choose, by keyword)
             seed=seed,
             spine_bytes=spine_bytes,
             throwaway=throwaway,
+            filesystem=filesystem,
             progress=progress,
         )
         yield path

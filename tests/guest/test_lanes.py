@@ -29,12 +29,15 @@ from pytest_moetier.units import Capacity
 from pytest_moetier.workloads import Asked
 
 WAIT_SECONDS = 200
-ITERATIONS = 12
+ITERATIONS = 60
 LABEL = "debian"
 BALLOON_BYTES, SPARE_BYTES = 1536 << 20, 1 << 30
 """What a balloon on this host locks, and what it leaves to others beside the reserve."""
 OF_A_LOOP_DEVICE = {"loop_direct_io", "image_not_resident"}
 """A guest reads the image as its disk, past this host's cache; this host reads it through a loop device."""
+
+OF_AN_EXCESS = {"over_logical", "refaults_cover_excess"}
+"""Said where a device read more than was asked for, as one that others of this host read does."""
 
 Measured = Mapping[str, CellResult]
 
@@ -94,7 +97,6 @@ def test_a_cell_of_every_mechanism_is_proved_in_a_guest(measured: Measured, kern
     run = run_of(result)
     assert run.guest is not None
     assert (run.guest.kernel, run.guest.release, run.guest.cpus) == (LABEL, kernel.release, 2)
-    assert run.measured.bytes == run.interval.process_read_bytes or run.interval.device_read_bytes
     settings = dict(run.guest.settings)
     assert settings["filesystem"] == "ext4"
     assert int(settings["read_ahead_kb"]) > 0
@@ -107,19 +109,23 @@ def test_mglru_is_set_and_verified_at_entry_and_exit(measured: Measured, one: Ce
     assert states(measured[one.id].proofs[0])["mglru"] == "held"
 
 
-def test_each_mechanism_leaves_the_cache_about_the_capacity(measured: Measured) -> None:
-    for one in GUESTS:
-        run = run_of(measured[one.id])
-        resident = [sample.resident_bytes for sample in run.measured.residencies if sample.resident_bytes is not None]
-        assert len(resident) >= 8
-        assert max(resident) <= run.capacity_bytes * 1.25, one.id
-        assert max(resident) >= run.capacity_bytes * 0.5, one.id
+@pytest.mark.parametrize("one", GUESTS, ids=lambda one: one.id)
+def test_each_mechanism_keeps_the_cache_below_what_is_asked_of_it(measured: Measured, one: Cell) -> None:
+    run = run_of(measured[one.id])
+    resident = [sample.resident_bytes for sample in run.measured.residencies if sample.resident_bytes is not None]
+    assert len(resident) >= 8
+    # Without a wall the kernel keeps somewhat more than C: MemAvailable leaves out what its watermarks reserve.
+    assert run.guest is not None
+    reserved = 2 * int(dict(run.guest.settings)["min_free_kbytes"]) << 10
+    most = run.enforced.limit_bytes or 1.25 * run.capacity_bytes + reserved
+    assert run.capacity_bytes / 2 <= max(resident) <= most
+    assert run.interval.device_read_bytes
 
 
 def same_proof(guest: Proof, host: Proof) -> None:
     """Assert that both lanes held the cell to the same invariants, and that the guest's observed no fewer."""
-    assert set(states(host)) - set(states(guest)) <= OF_A_LOOP_DEVICE
-    assert set(states(guest)) <= set(states(host))
+    mine, theirs = (set(states(one)) - OF_AN_EXCESS for one in (host, guest))
+    assert mine - OF_A_LOOP_DEVICE == theirs
     assert [name for name in guest.unobserved if name not in host.unobserved] == []
 
 
@@ -130,7 +136,7 @@ def test_under_a_wall_both_lanes_hold_the_same_proof(measured: Measured) -> None
     (mine,) = host.proofs
     (guests,) = measured[WALL.id].proofs
     same_proof(guests, mine)
-    assert OF_A_LOOP_DEVICE <= set(states(mine))
+    assert set(states(mine)) >= OF_A_LOOP_DEVICE
 
 
 @pytest.fixture(scope="module")

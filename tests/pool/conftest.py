@@ -1,4 +1,4 @@
-"""What the pool tests share: a small shape, and whether this host can have loop devices."""
+"""What the pool tests share: a small shape, and which images this host can have."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 from pytest_moetier.errors import UnsupportedHostError
 from pytest_moetier.host import blockdev, loopdev
 from pytest_moetier.pool.profiles import Shape, resolve_shape
+from pytest_moetier.pool.synthetic import choose_store
 
 
 @pytest.fixture
@@ -34,3 +35,12 @@ def needs_loop() -> None:
     lacking = loopdev.loop_support() or ("" if shutil.which("mkfs.ext4") else "no mkfs.ext4")
     if lacking:
         pytest.skip(f"no pool image here: {lacking}")
+
+
+@pytest.fixture
+def needs_xfs() -> None:
+    """Skip where there can be no XFS image."""
+    try:
+        choose_store("image", "xfs")
+    except UnsupportedHostError as error:
+        pytest.skip(str(error))

@@ -64,6 +64,20 @@ def test_a_throw_away_pool_with_a_spine_is_created_and_checked(
     assert "already whole" in text
 
 
+@pytest.mark.usefixtures("needs_xfs")
+def test_a_pool_is_created_in_the_file_system_that_is_asked_for(
+    device_folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ("pool", "create", *SMALL[:-1], "--filesystem", "xfs", str(device_folder))
+    made = output(capsys, *words)
+    assert (made["store"], made["filesystem"], made["written_bytes"]) == ("image", "xfs", 393216)
+    assert output(capsys, "pool", "check", "--full", str(device_folder))["faults"] == []
+    assert cli.main(list(words)) == 0
+    assert "store: image (an xfs image" in capsys.readouterr().out
+    assert cli.main([*words[:-1], "--plain", f"{device_folder}-2"]) == 2
+    assert "filesystem 'xfs' of a pool with store 'plain'" in capsys.readouterr().err
+
+
 def test_a_pool_has_no_spine_and_is_no_throw_away_one_unless_asked(
     device_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -59,7 +59,8 @@ def test_a_manifest_without_spine_that_is_not_thrown_away_is_written_as_ever(tmp
     content = yaml.safe_load(manifest().save(tmp_path).read_text())
     assert content["format_version"] == 1
     assert list(content)[-2:] == ["stamped", "synthetic"]
-    assert not {"spine", "throwaway"} & set(content)
+    assert not {"spine", "throwaway", "filesystem"} & set(content)
+    assert load_manifest(tmp_path).filesystem == "ext4"
 
 
 @pytest.mark.parametrize(
@@ -69,6 +70,7 @@ def test_a_manifest_without_spine_that_is_not_thrown_away_is_written_as_ever(tmp
         {"layout": "one_file", "store": "image"},
         {"expert_bytes": (4096, 4096)},
         {"spine": PoolFile("spine.bin", 39845888), "throwaway": True},
+        {"store": "image", "filesystem": "xfs"},
     ],
 )
 def test_what_is_saved_is_loaded_and_private(tmp_path: Path, changed: dict[str, Any]) -> None:
@@ -106,6 +108,7 @@ def test_what_is_saved_is_loaded_and_private(tmp_path: Path, changed: dict[str, 
         ("format", "other", "format is 'other'"),
         ("format_version", 2, "format_version is 2"),
         ("throwaway", "yes", "throwaway is 'yes'; expected true or false"),
+        ("filesystem", "ntfs", "filesystem is 'ntfs'; expected one of ext4, xfs"),
         ("spine", "spine.bin", "spine is 'spine.bin'; expected a mapping of file and bytes"),
         ("spine", {"file": "spine.bin"}, "has no field 'spine.bytes'"),
         ("spine", {"bytes": 4096}, "has no field 'spine.file'"),

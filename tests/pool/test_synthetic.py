@@ -6,6 +6,7 @@ import errno
 import mmap
 import os
 import re
+import shutil
 import signal
 import struct
 import subprocess
@@ -98,6 +99,87 @@ def test_the_same_seed_gives_the_same_bytes_and_another_gives_others(shape: Shap
     first = plan_manifest(shape, layout="one_file", store="plain", seed=0)
     assert first == plan_manifest(shape, layout="one_file", store="plain", seed=0)
     assert first.pool_id != plan_manifest(shape, layout="one_file", store="plain", seed=1).pool_id
+
+
+@pytest.mark.usefixtures("needs_xfs")
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_an_image_with_xfs_has_the_same_experts_not_sparse_on_its_own_device(
+    device_folder: Path, tmp_path: Path, shape: Shape, layout: str
+) -> None:
+    create_pool(device_folder, shape, layout=layout, store="image", filesystem="xfs")
+    create_pool(tmp_path / "ext4", shape, layout=layout, store="image")
+    image = device_folder / "pool.img"
+    assert image.stat().st_blocks * 512 >= image.stat().st_size >= 320 << 20
+    with open_pool(device_folder) as pool, open_pool(tmp_path / "ext4") as other:
+        assert pool.manifest.filesystem == "xfs"
+        assert pool.manifest.pool_id == other.manifest.pool_id
+        assert pool.loop is not None
+        assert [device.name for device in pool.devices] == [pool.loop.path.name]
+        for file in pool.manifest.files:
+            assert (pool.root / file.path).read_bytes() == (other.root / file.path).read_bytes()
+        with pytest.raises(OSError, match="Read-only"):
+            (pool.root / pool.manifest.files[0].path).open("r+b")
+        assert pool.drop_cache() in {0, None}
+    assert sound(device_folder)
+
+
+@pytest.mark.usefixtures("needs_xfs")
+def test_an_image_with_xfs_is_one_that_old_kernels_mount_without_its_log(device_folder: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape, store="image", filesystem="xfs")
+    image = device_folder / "pool.img"
+    with image.open("rb") as file:
+        head = file.read(512)  # struct xfs_dsb of the kernel's fs/xfs/libxfs/xfs_format.h
+    assert (head[:4], *struct.unpack_from(">I", head, 4), *struct.unpack_from(">H", head, 102)) == (b"XFSB", 4096, 4096)
+    ro_compatible, incompatible, log_incompatible = struct.unpack_from(">III", head, 212)
+    assert ro_compatible & ~0b1001 == 0  # a free inode btree, counts of inode btrees: no reflinks, no reverse map
+    assert incompatible & ~0b1011 == 0  # types in folders, sparse inodes, big times
+    assert log_incompatible == 0
+    checker = synthetic._found("xfs_repair")  # noqa: SLF001
+    assert checker is not None  # of the same package as mkfs.xfs
+    found = subprocess.run([checker, "-n", str(image)], capture_output=True, text=True, check=False)
+    assert found.returncode == 0, found.stdout + found.stderr
+    assert "metadata changes in a log" not in found.stderr  # it was unmounted: there is nothing to replay
+
+
+@pytest.mark.usefixtures("needs_xfs")
+def test_a_copy_of_a_pool_with_xfs_is_opened_beside_it(device_folder: Path, tmp_path: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape, store="image", filesystem="xfs")
+    shutil.copytree(device_folder, tmp_path / "copy")
+    with open_pool(device_folder), open_pool(tmp_path / "copy") as pool:
+        assert check_pool(pool.root, pool.manifest, full=True).faults == ()
+
+
+@pytest.mark.usefixtures("needs_xfs")
+def test_a_throw_away_pool_with_xfs_is_written_to(device_folder: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape, store="image", filesystem="xfs", throwaway=True)
+    with open_pool(device_folder, writable=True) as pool:
+        (pool.root / pool.manifest.files[4].path).write_bytes(b"x" * 32768)
+    with open_pool(device_folder) as pool:
+        (fault,) = check_pool(pool.root, pool.manifest).faults
+    assert fault.startswith("layer 0, expert 4, page 0 was overwritten")
+
+
+@pytest.mark.usefixtures("needs_xfs")
+def test_a_pool_in_one_file_system_is_no_pool_in_another(device_folder: Path, shape: Shape) -> None:
+    create_pool(device_folder, shape, store="image", filesystem="xfs")
+    assert create_pool(device_folder, shape, store="image", filesystem="xfs").written_bytes == 0
+    with pytest.raises(InputError, match=r"already holds the pool custom .*, xfs image\)"):
+        create_pool(device_folder, shape, store="image")
+
+
+def test_plain_files_lie_in_no_file_system_of_our_choice(shape: Shape) -> None:
+    for store, filesystem in (("plain", "xfs"), ("image", "ntfs")):
+        with pytest.raises(InputError, match=f"filesystem '{filesystem}' of a pool with store '{store}'"):
+            plan_manifest(shape, layout="one_file", store=store, seed=0, filesystem=filesystem)
+
+
+def test_the_image_with_xfs_has_room_for_its_log_and_is_no_smaller_than_mkfs_allows(shape: Shape) -> None:
+    def size(one: Shape) -> int:
+        manifest = plan_manifest(one, layout="file_per_expert", store="image", seed=0, filesystem="xfs")
+        return image_bytes(manifest) - manifest.total_bytes
+
+    assert size(shape) == (320 << 20) - 393216
+    assert 128 << 20 < size(resolve_shape("kimi-k3", layers=8, expert_bytes="512KiB")) < 256 << 20
 
 
 def test_creating_the_same_pool_again_writes_nothing(device_folder: Path, shape: Shape) -> None:
@@ -293,26 +375,27 @@ def progress(done, total):
     if done >= 3 << 20:
         os.kill(os.getpid(), signal.SIGKILL)
 shape = resolve_shape("custom", layers=2, experts=64, k=2, expert_bytes="64KiB")
-synthetic.create_pool(Path(sys.argv[1]), shape, layout=sys.argv[2], store=sys.argv[3], progress=progress)
+_, path, layout, store, filesystem = sys.argv
+synthetic.create_pool(Path(path), shape, layout=layout, store=store, filesystem=filesystem, progress=progress)
 """
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("store", ["plain", "image"])
+@pytest.mark.parametrize(("store", "filesystem"), [("plain", "ext4"), ("image", "ext4"), ("image", "xfs")])
 def test_a_killed_create_goes_on_where_it_was(
-    device_folder: Path, layout: str, store: str, request: pytest.FixtureRequest
+    device_folder: Path, layout: str, store: str, filesystem: str, request: pytest.FixtureRequest
 ) -> None:
     if store == "image":
-        request.getfixturevalue("needs_loop")
-    script = [sys.executable, "-c", textwrap.dedent(KILLED), str(device_folder), layout, store]
+        request.getfixturevalue("needs_xfs" if filesystem == "xfs" else "needs_loop")
+    script = [sys.executable, "-c", textwrap.dedent(KILLED), str(device_folder), layout, store, filesystem]
     assert subprocess.run(script, check=False).returncode == -signal.SIGKILL
     assert not (device_folder / MANIFEST_NAME).exists()
     with pytest.raises(InputError, match=r"manifest\.yaml is missing"), open_pool(device_folder):
         pass
     shape = resolve_shape("custom", layers=2, experts=64, k=2, expert_bytes="64KiB")
     with pytest.raises(InputError, match="unfinished pool of another"):
-        create_pool(device_folder, shape, layout=layout, store=store, seed=5)
-    made = create_pool(device_folder, shape, layout=layout, store=store)
+        create_pool(device_folder, shape, layout=layout, store=store, filesystem=filesystem, seed=5)
+    made = create_pool(device_folder, shape, layout=layout, store=store, filesystem=filesystem)
     assert made.kept_bytes >= 2 << 20
     assert made.kept_bytes + made.written_bytes == 8 << 20
     assert sound(device_folder)
@@ -454,6 +537,21 @@ def test_auto_is_an_image_where_root_has_loop_devices_and_else_plain_files(monke
     assert choose_store("auto") == ("plain", "not root: the device counter will include what other processes read")
     with pytest.raises(UnsupportedHostError, match="no image here: not root"):
         choose_store("image")
+    with pytest.raises(UnsupportedHostError, match="no image here: not root"):
+        choose_store("auto", "xfs")  # which plain files need not be
+
+
+def test_without_mkfs_xfs_or_a_kernel_with_xfs_the_message_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(loopdev, "loop_support", lambda: "")
+    monkeypatch.setattr(loopdev, "filesystem_support", lambda _: "")
+    monkeypatch.setattr("shutil.which", lambda *_, **__: None)
+    with pytest.raises(UnsupportedHostError, match=r"no mkfs\.xfs on PATH .*; next: apt-get install xfsprogs"):
+        choose_store("auto", "xfs")
+    monkeypatch.setattr(loopdev, "filesystem_support", lambda kind: f"fsopen({kind}): No such device")
+    with pytest.raises(UnsupportedHostError, match=r"fsopen\(xfs\): No such device; .*; next: a kernel with xfs"):
+        choose_store("image", "xfs")
 
 
 @pytest.mark.parametrize(

@@ -57,6 +57,18 @@ def test_it_is_private_whole_and_may_be_written_to_and_is_gone_afterwards(
         assert journal.close() == []
 
 
+@pytest.mark.usefixtures("needs_xfs")
+def test_it_has_the_file_system_that_is_asked_for(beside: Path, state: Path, shape: Shape) -> None:
+    with Journal(state) as journal:
+        with (
+            temporary_pool(shape, beside, journal, store="image", filesystem="xfs") as path,
+            open_pool(path, journal) as pool,
+        ):
+            assert pool.manifest.filesystem == "xfs"
+            assert check_pool(pool.root, pool.manifest, full=True).faults == ()
+        assert list(beside.iterdir()) == []
+
+
 def test_it_is_gone_after_an_error_in_the_block(beside: Path, state: Path, shape: Shape) -> None:
     seen = []
 
