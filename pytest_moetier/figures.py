@@ -76,7 +76,8 @@ class Figures:
     the page cache or in the mode's own memory. ``fair_device_bytes`` is of the last 40% of the iterations.
 
     ``scan_per_steal`` is of the group's own reclaim where that is known, else of kswapd and direct reclaim together;
-    ``locked_share`` the balloon's VmLck / MemTotal; ``control_bytes`` what the mechanism was told. ``wave`` is the
+    ``locked_share`` the balloon's VmLck / MemTotal; ``control_bytes`` what the mechanism was told for the cell's
+    ``capacity_bytes``. ``wave`` is the
     period of the excess of device over nominal bytes, in units of the mean nominal; ``part_ratios`` are device over
     nominal of the wave's whole periods where there are two or more, else of thirds of the pass (``part``).
     ``folio_bytes`` is the mean size of the folio that a resident byte of the pool lies in; ``audit`` what the
@@ -104,6 +105,7 @@ class Figures:
     audit: Audit | None = None
     folio_bytes: float | None = None
     locked_share: float | None = None
+    capacity_bytes: int | None = None
     control_bytes: int | None = None
     scan_per_steal: float | None = None
     seconds_per_accepted_token: float | None = None
@@ -167,6 +169,7 @@ def figures_of(run: Run | OomRun, demand: Demand) -> Figures:
         **_series(run, demand, observed),
         folio_bytes=_folio_bytes(run),
         locked_share=locked_share(run),
+        capacity_bytes=run.capacity_bytes,
         control_bytes=run.control_bytes,
         scan_per_steal=_scan_per_steal(interval),
         seconds_per_accepted_token=measured.wall_seconds / run.accepted_tokens,

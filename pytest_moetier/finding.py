@@ -112,6 +112,7 @@ _METRICS: dict[str, tuple[str, str, Callable[[Figures], Any]]] = {
     "refault_file_pages": ("pages", "lower", lambda f: f.refault_file_pages),
     "scan_per_steal": ("pages/page", "lower", lambda f: f.scan_per_steal),
     "locked_share": ("share", "neither", lambda f: f.locked_share),
+    "capacity_bytes": ("B", "neither", lambda f: f.capacity_bytes),
     "control_bytes": ("B", "neither", lambda f: f.control_bytes),
     "wave_period": ("iterations", "neither", lambda f: f.wave and f.wave.period),
     "wave_amplitude": ("of nominal", "lower", lambda f: f.wave and f.wave.amplitude),

@@ -49,7 +49,7 @@ _OPTIONS = (
     ("guest_memory", "0", "SIZE", "RAM of a virtual machine (default: what its cell needs)"),
     ("guest_cpus", "2", "N", "virtual processors"),
     ("guest_accel", "auto", "auto|kvm|tcg", "KVM, software emulation (tcg), or KVM where it works"),
-    ("guest_pool", "", "LAYERSxSIZE", "layers and expert size of the workload reclaim (default: 8x512KiB)"),
+    ("guest_pool", "", "LAYERSxSIZE", "layers and expert size of the workload reclaim (default: 8x256KiB)"),
     ("json", "", "FILE", "write every verdict, with bounds, metrics and proofs"),
     ("report", "", "DIR", "draw hit rates against the budget, a figure for each model, with their numbers"),
 )
@@ -283,7 +283,8 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ours.close()
     if hasattr(session.config, "workerinput"):
         return
-    from pytest_moetier.report import write_files, write_report  # noqa: PLC0415
+    from pytest_moetier.drawings import write_report  # noqa: PLC0415
+    from pytest_moetier.report import write_files  # noqa: PLC0415
 
     ours.unwritten = write_files(ours)
     session.config.stash[_SAID], problems = write_report(ours)
@@ -299,7 +300,7 @@ def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> Non
     """Print the finding's table, one line per refuted or invalid cell, and the comparison that was asked for."""
     if SESSION not in config.stash:
         if config.option.moetier_report and not config.option.collectonly:
-            from pytest_moetier.report import no_report  # noqa: PLC0415
+            from pytest_moetier.drawings import no_report  # noqa: PLC0415
 
             terminalreporter.write_line(no_report(config.option.moetier_report))
         return

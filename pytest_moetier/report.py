@@ -36,9 +36,8 @@ from pytest_moetier.history import (
     proof_json,
 )
 from pytest_moetier.host.probe import host_facts
-from pytest_moetier.routing import CACHES, GIVEN, RECORDED, SYNTHETIC, UNITS, Study, Subject
-from pytest_moetier.settings import option, read_options, subjects_for
-from pytest_moetier.trace.records import Trace
+from pytest_moetier.routing import CACHES, GIVEN, RECORDED, SYNTHETIC, UNITS, Subject
+from pytest_moetier.settings import option, read_options
 from pytest_moetier.units import format_bytes, format_seconds
 from pytest_moetier.verdicts import MoetierSession, Record
 
@@ -230,9 +229,12 @@ _RECLAIM_COLUMNS = [
     ("amp", _number("amplification")),
     ("spread", _spread("amplification")),
     ("amp@C", _number("amplification_at_c")),
+    ("C", _size("capacity_bytes")),
+    ("control", _size("control_bytes")),
     ("resident", _size("observed_capacity_bytes")),
-    ("scan/steal", _scan_steal),
-    ("refaults", _number("refault_file_pages", ".0f")),
+    ("locked", _number("locked_share", ".1%")),
+    ("scan/steal", _number("scan_per_steal", ".2f")),
+    ("period", _number("wave_period", ".0f")),
 ]
 _MODE_COLUMNS = [
     *_HEAD_COLUMNS,
@@ -479,80 +481,10 @@ def write_files(session: MoetierSession) -> list[str]:
     for name, make in makers:
         if target := option(session.config, name):
             try:
-                _write(Path(target), make(session))
+                write_whole(Path(target), make(session))
             except MoetierError as error:
                 problems.append(f"--moetier-{name} {target} was not written: {error}")
     return problems
-
-
-def write_report(session: MoetierSession) -> tuple[list[str], list[str]]:
-    """Write ``--moetier-report``, each file whole or not at all; return what to say of it, and what failed.
-
-    Nothing is raised, as in ``write_files``: drawing is another library's.
-    """
-    target = option(session.config, "report")
-    if not target:
-        return [], []
-    asked = _asked(session)
-    if not asked:
-        return [no_report(target)], []
-    try:
-        return _drawn(Path(target), session, asked), []
-    except Exception as error:  # noqa: BLE001 - whatever is wrong with a figure must not cost the table
-        said = str(error) if isinstance(error, MoetierError) else f"{type(error).__name__}: {error}"
-        return [], [f"--moetier-report {target} was not written: {said}"]
-
-
-def no_report(target: str) -> str:
-    """Return the line of a session that has nothing to draw."""
-    do = "`pytest bench/ -k routing --moetier-report DIR`, without -n"
-    return f"report: nothing is written to {target}: no finding on traces ran here; next: {do}"
-
-
-def _asked(session: MoetierSession) -> list[Subject]:
-    """Return the subjects whose traces the session's tests asked for."""
-    chosen = subjects_for(session.config)
-    pending = {one.id for one in session.studies.pending(chosen)}
-    return [one for one in chosen if one.id not in pending]
-
-
-def _trace(session: MoetierSession, subject: Subject) -> Trace:
-    """Return a subject's trace; also one of merged streams, which caches can be simulated over but not be studied.
-
-    Raises:
-        MoetierError: it cannot be read.
-    """
-    from pytest_moetier.trace.load import load_trace  # noqa: PLC0415 - numpy
-
-    known = session.studies.known(subject)
-    if isinstance(known, Study):
-        return known.trace
-    if subject.path is None:
-        raise known
-    return load_trace(subject.path, n_experts=subject.n_experts, k=subject.k)
-
-
-def _drawn(folder: Path, session: MoetierSession, asked: Sequence[Subject]) -> list[str]:
-    from pytest_moetier.plots import Source, files, panels  # noqa: PLC0415
-
-    sources, unread = [], []
-    for subject in asked:
-        try:
-            sources.append(Source(subject, _trace(session, subject)))
-        except MoetierError as error:
-            unread.append(f"{subject.id} is left out: {error}")
-    found, left_out = panels(sources)
-    told = [f"report: {line}" for line in (*unread, *left_out)]
-    if not found:
-        return [*told, f"report: nothing is written to {folder}: no trace could be simulated"]
-    made = files(found)
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(f"{error.strerror}", "a folder that may be made", "choose another") from error
-    for name, content in made.items():
-        _write(folder / name, content)
-    return [*told, f"report: hit rates of {', '.join(one.name for one in found)}: {folder / '*'}"]
 
 
 def _json_bytes(session: MoetierSession) -> bytes:
@@ -567,7 +499,7 @@ def _profile_bytes(session: MoetierSession) -> bytes:
     return yaml.safe_dump(_learned(session), sort_keys=False, width=120).encode()
 
 
-def _write(path: Path, data: bytes) -> None:
+def write_whole(path: Path, data: bytes) -> None:
     """Write beside the target, then rename: a full disk or a kill leaves the old file."""
     new, path = None, path.resolve()
     if path.exists() and not path.is_file():
@@ -600,6 +532,13 @@ def _document(session: MoetierSession) -> dict[str, Any]:
     }
 
 
+def _generations(result: CellResult) -> list[dict[str, Any]]:
+    """Return what each boot's audit of the generations came to; its series are drawn by ``--moetier-report``."""
+    audits = [one.figures.audit for one in result.runs if one.figures.audit is not None]
+    series = {"moments", "device_bytes", "logical_bytes", "nominal_bytes"}
+    return [{name: value for name, value in one.as_json().items() if name not in series} for one in audits]
+
+
 def _result(record: Record, session: MoetierSession) -> dict[str, Any]:
     measured = session.campaign.results.get(record.cell or "")
     guest = guest_json(guests_of(measured)) if measured is not None else None
@@ -628,6 +567,7 @@ def _result(record: Record, session: MoetierSession) -> dict[str, Any]:
         **(traced if record.traced else {}),
         **({"scale": record.scale.as_json(), "hardware": "not_examined"} if record.scale is not None else {}),
         **({"guest": guest} if guest is not None else {}),
+        **({"generations": told} if measured is not None and (told := _generations(measured)) else {}),
     }
 
 

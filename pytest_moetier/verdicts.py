@@ -127,11 +127,6 @@ class MoetierSession:
         self._report = report
         self._caught: list[signal.Signals] = []
 
-    @property
-    def rounds(self) -> int:
-        """Repetitions of every cell."""
-        return self.campaign.settings.rounds
-
     def close(self) -> None:
         """Give the host back, and the signals their usual meaning. Safe to call twice."""
         self.campaign.close()

@@ -52,7 +52,7 @@ HIT_COST_EXPERTS, HIT_COST_ITERATIONS = 20, 12
 RECLAIM_ITERATIONS = 220
 """Long enough for a whole wave of the generations: they come every 60 to 120 iterations at this scale."""
 RECLAIM_SHAPES = {
-    "reclaim": (8, 512 << 10),
+    "reclaim": (8, 256 << 10),
     "reclaim_l4": (4, 512 << 10),
     "reclaim_l16": (16, 512 << 10),
     "reclaim_l32": (32, 256 << 10),

@@ -19,7 +19,7 @@ from typing import IO, Self
 
 from pytest_moetier.errors import HarnessError, HostBusyError, UnsupportedHostError
 from pytest_moetier.host import procfs
-from pytest_moetier.host.machine import Child, current, error_file
+from pytest_moetier.host.machine import IN_A_GUEST, Child, current, error_file
 from pytest_moetier.host.memboot import tolerance_bytes
 from pytest_moetier.host.restore import Journal
 from pytest_moetier.units import PAGE_BYTES, format_bytes
@@ -233,7 +233,7 @@ def check_target(target_available_bytes: int, reserve_bytes: int = DEFAULT_RESER
         raise UnsupportedHostError(
             f"a balloon would leave the host {format_bytes(target_available_bytes, binary=True)}",
             f"at least the reserve of {format_bytes(reserve_bytes, binary=True)}",
-            "run this capacity in a virtual machine of that size, where no other process needs memory",
+            f"run it where no other process needs memory, in {IN_A_GUEST}",
         )
     if target_available_bytes > available:
         raise UnsupportedHostError(

@@ -17,6 +17,7 @@ from pytest_moetier.errors import InputError, UnsupportedHostError
 from pytest_moetier.host.unpack import unpack
 
 EXPECTED = "an x86-64 kernel image: vmlinuz, or arch/x86/boot/bzImage of a built tree"
+_NEXT = "name such a file (make bzImage), or fetch one: moetier guest fetch 6.12"
 
 _HEADER_END = 0x268  # of boot protocol 2.10, the first with kernel_info: older images are of kernels before 2.6.31
 _64_BIT = 1  # XLF_KERNEL_64
@@ -57,30 +58,30 @@ def read_header(path: Path) -> Header:
     """
     try:
         if not stat.S_ISREG(path.stat().st_mode):  # a pipe would never end
-            raise InputError(f"{path} is {'a folder' if path.is_dir() else 'no plain file'}", EXPECTED)
+            raise InputError(f"{path} is {'a folder' if path.is_dir() else 'no plain file'}", EXPECTED, _NEXT)
         size = path.stat().st_size
         with path.open("rb") as file:
             head = file.read(1 << 16)  # the version's line is within the setup code, of at most 64 sectors
     except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", EXPECTED) from error
+        raise InputError(f"{path}: {error.strerror}", EXPECTED, _NEXT) from error
     if head[0x202:0x206] != b"HdrS":
-        raise InputError(f"{path} is {_what(head)}", EXPECTED)
+        raise InputError(f"{path} is {_what(head)}", EXPECTED, _NEXT)
     if len(head) < _HEADER_END:
-        raise InputError(f"{path} is cut short: {size} bytes of an x86 kernel", EXPECTED)
+        raise InputError(f"{path} is cut short: {size} bytes of an x86 kernel", EXPECTED, _NEXT)
     return _parse(path, head, size)
 
 
 def _parse(path: Path, head: bytes, size: int) -> Header:
     protocol, version_at = struct.unpack_from("<H", head, 0x206)[0], struct.unpack_from("<H", head, 0x20E)[0]
     if protocol < 0x20C or not struct.unpack_from("<H", head, 0x236)[0] & _64_BIT:
-        raise InputError(f"{path} is a kernel for 32-bit x86", EXPECTED)
+        raise InputError(f"{path} is a kernel for 32-bit x86", EXPECTED, _NEXT)
     code_at = ((head[0x1F1] or 4) + 1) * 512
     needed = code_at + struct.unpack_from("<I", head, 0x1F4)[0] * 16
     if size < needed:
-        raise InputError(f"{path} is cut short: {size} bytes, its header says {needed}", EXPECTED)
+        raise InputError(f"{path} is cut short: {size} bytes, its header says {needed}", EXPECTED, _NEXT)
     banner = head[0x200 + version_at :].partition(b"\0")[0].decode("ascii", "replace") if version_at else ""
     if not re.match(r"\d+\.\d+", banner):
-        raise InputError(f"{path} does not say which release it is: {banner[:60]!r}", EXPECTED)
+        raise InputError(f"{path} does not say which release it is: {banner[:60]!r}", EXPECTED, _NEXT)
     offset, length = struct.unpack_from("<II", head, 0x248)
     return Header(banner.split()[0], banner, (code_at + offset, length))
 

@@ -15,6 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
+IN_A_GUEST = "a virtual machine: --moetier-kernel 6.12, after `moetier guest fetch 6.12`"
+"""What runs a cell that this host cannot, in a virtual machine with a kernel of its own."""
+
 
 @dataclass(frozen=True, slots=True)
 class GuestFacts:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from pytest_moetier.errors import UnsupportedHostError
 from pytest_moetier.host import procfs
+from pytest_moetier.host.machine import IN_A_GUEST
 from pytest_moetier.units import format_bytes
 
 _MEM = re.compile(r"^mem=(\d+)([KMGTkmgt]?)$")
@@ -116,5 +117,5 @@ def memboot_support(capacity_bytes: int) -> MemBoot:
 def _advice(capacity_bytes: int) -> str:
     return (
         f"boot with `{boot_argument(capacity_bytes)}` on the kernel's command line and check MemAvailable,"
-        " or use a virtual machine of that size"
+        f" or run it in {IN_A_GUEST}"
     )

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from pytest_moetier.errors import HarnessError, InputError, UnsupportedHostError
 from pytest_moetier.host import procfs
+from pytest_moetier.host.machine import IN_A_GUEST
 from pytest_moetier.host.restore import Journal
 
 ENABLED = "/sys/kernel/mm/lru_gen/enabled"
@@ -70,7 +71,7 @@ def set_state(wanted: str, journal: Journal | None = None) -> str:
         raise UnsupportedHostError(
             f"MGLRU cannot be switched on: {ENABLED} is absent, this kernel is built without it",
             "a kernel with CONFIG_LRU_GEN",
-            "run the cell in a virtual machine with such a kernel",
+            f"run the cell in {IN_A_GUEST}",
         )
     old = procfs.read_text(ENABLED).strip()
     new = "0x0007" if wanted == ON else "0x0000"

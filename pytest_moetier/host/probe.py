@@ -15,8 +15,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 
-from pytest_moetier.errors import MoetierError
+from pytest_moetier.errors import MoetierError, UnsupportedHostError
 from pytest_moetier.host import balloon, blockdev, cgroup, loopdev, memboot, mglru, procfs, residency, throttle
+from pytest_moetier.host.guest import accelerator_here
+from pytest_moetier.host.initramfs import find_tools
+from pytest_moetier.host.kernels import default_cache, fetched
+from pytest_moetier.host.machine import IN_A_GUEST
+from pytest_moetier.host.qemu import refuse_machine
 from pytest_moetier.units import format_bytes
 
 if sys.platform != "win32":
@@ -26,7 +31,7 @@ _CAPABILITIES = {"CAP_SYS_ADMIN": 21, "CAP_IPC_LOCK": 14, "CAP_SYS_RESOURCE": 24
 _THP = "/sys/kernel/mm/transparent_hugepage/enabled"
 _READ_AHEAD_MUCH_KB = 1024
 _MEMLOCK_TRY_BYTES = 64 << 20
-_GUEST = "run the cell in a virtual machine"
+_GUEST = f"run the cell in {IN_A_GUEST}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -329,6 +334,7 @@ def doctor_report(
         _balloon_check(facts, reserve_bytes),
         _memboot_check(facts),
         _read_limit_check(),
+        _guest_check(),
     )
 
 
@@ -524,6 +530,20 @@ def _memboot_check(facts: HostFacts) -> Check:
     available = format_bytes(balloon.mem_available_bytes(), binary=True)
     means = f"the one capacity of {available} (MemAvailable now), less what the bench itself takes"
     return Check("mechanism memboot", "ok", seen, means)
+
+
+def _guest_check() -> Check:
+    name, means = "virtual machines", "cells run with another kernel (--moetier-kernel): MGLRU, cgroup v2, mem="
+    try:
+        refuse_machine()
+        find_tools()
+    except UnsupportedHostError as error:
+        return Check(name, "missing", error.seen, f"no {means}", error.do or error.expected)
+    here = [kernel.release for kernel in fetched(default_cache())]
+    accelerator, why = accelerator_here()
+    if not here:
+        return Check(name, "limited", "no kernel was fetched", means, "moetier guest fetch 6.12")
+    return Check(name, "ok", f"{accelerator} ({why}); kernels {', '.join(here)}", means)
 
 
 def _read_limit_check() -> Check:

@@ -74,7 +74,7 @@ class Known:
             results={one.cell.id: one for one in everything},
             context_of=lambda _cell: SimpleNamespace(pool_bytes=POOL_BYTES),
             refusal=self.refusal,
-            settings=SimpleNamespace(rounds=max((len(one.runs) for one in everything), default=1)),
+            settings=SimpleNamespace(rounds_of=lambda _cell: max((len(one.runs) for one in everything), default=1)),
         )
         self.session = MoetierSession(None, campaign, None, None, None)  # type: ignore[arg-type]
 
@@ -87,7 +87,7 @@ class Known:
         return SimpleNamespace(node=node, session=SimpleNamespace(items=items), param=cell)
 
     def curve(self, name: str = "test_known") -> CurveHandle:
-        return CurveHandle(self.request(name), self.session)
+        return CurveHandle(self.request(name), self.session, None)
 
     def judged(self, test: Callable[..., None], *args: Any) -> Record:
         """Run a finding over several cells and return its record; pytest's outcome must be the verdict's."""
