@@ -65,7 +65,7 @@ class Span:
 
 
 # name -> unit, better, where it comes from. Bytes are per engine iteration unless the unit says otherwise.
-_METRICS: dict[str, tuple[str, str, Callable[[Figures], Any]]] = {
+METRICS: dict[str, tuple[str, str, Callable[[Figures], Any]]] = {
     "seconds_per_iteration": ("s/iteration", "lower", lambda f: f.seconds_per_iteration),
     "device_bytes": ("B/iteration", "lower", lambda f: f.device_bytes),
     "logical_bytes": ("B/iteration", "neither", lambda f: f.logical_bytes),
@@ -124,14 +124,14 @@ _METRICS: dict[str, tuple[str, str, Callable[[Figures], Any]]] = {
 
 
 _TIME_UNITS = {"s/iteration", "s/token", "share of wall", "B/s"}
-_TIMED = {"iteration_variation", *(name for name, (unit, *_) in _METRICS.items() if unit in _TIME_UNITS)}
+TIMED = {"iteration_variation", *(name for name, (unit, *_) in METRICS.items() if unit in _TIME_UNITS)}
 """The metrics that a clock gave."""
 
 
 def metrics_of(runs: Sequence[ProvedRun]) -> dict[str, Metric]:
     """Return every metric that all ``runs`` observed, as plain floats."""
     found = {}
-    for name, (unit, better, pick) in _METRICS.items():
+    for name, (unit, better, pick) in METRICS.items():
         values = [pick(run.figures) for run in runs]
         if values and None not in values:
             found[name] = Metric(name, unit, better, tuple(float(v) for v in values if v is not None))
@@ -525,7 +525,7 @@ def _span(value: Any) -> tuple[int | None, int | None]:  # noqa: ANN401 - straig
 def _timed(value: Any, name: str) -> bool:  # noqa: ANN401 - straight from YAML, checked here
     """Return what the file says, or else whether the value is that of a metric which a clock gave."""
     if value is None:
-        return name.removesuffix("_spread") in _TIMED
+        return name.removesuffix("_spread") in TIMED
     if not isinstance(value, bool):
         raise TypeError(f"timed is {value!r}, not true or false")
     return value

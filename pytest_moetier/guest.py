@@ -44,6 +44,7 @@ _AGENT, _REPLAY, _BALLOON = "moetier-agent", "moetier-replay", "moetier-balloon"
 _JOB = "/job"
 _PAGE_DESCRIPTORS = 64  # a descriptor of 64 bytes for every page of 4096
 _LIST_FRACTION = 300  # of a zone's pages, shared by its processors
+_BOOT_ADVICE = "moetier guest check KERNEL; a larger --moetier-guest-memory where it is short of memory"
 _MIB = 1 << 20
 Tell = Callable[[str, int], None]
 
@@ -83,7 +84,9 @@ def open_lane(label: str, word: str, asked: GuestAsked, folder: Path, journal: J
     check(kernel)
     for program in (_AGENT, _REPLAY, _BALLOON):
         static_executable(program)
-    return Lane(label, kernel, tools, build_initramfs(kernel, tools.busybox, default_cache()), asked, folder, journal)
+    # A fetched kernel's archive is kept; one of a path, such as each of a bisection's, is for this session.
+    kept = default_cache() if default_cache() in kernel.image.parents else folder
+    return Lane(label, kernel, tools, build_initramfs(kernel, tools.busybox, kept), asked, folder, journal)
 
 
 @dataclass(frozen=True, slots=True)
@@ -302,9 +305,10 @@ def _tried(launch: Launch, stack: ExitStack) -> GuestMachine:
     for attempt in range(BOOTS):
         try:
             return stack.enter_context(boot(launch))
-        except GuestError:
+        except GuestError as error:
             if attempt + 1 == BOOTS:
-                raise
+                times = f"{BOOTS} starts of a guest with {format_bytes(launch.spec.memory_bytes, binary=True)}"
+                raise GuestError(f"{times}: {error.seen}", error.expected, _BOOT_ADVICE) from error
     raise AssertionError  # not reached
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
 
 CAPACITIES = "4.4%,8.8%,17.7%,30.9%"
 """The capacities of the paper's Table 2, as shares of its pool: what is measured unless others are named."""
+_USUAL = {"rounds": "3", "threads": ""}
 GUEST_ROUNDS = 2
 """Boots of a reclaim cell unless rounds are named: two show a spread, and a kernel takes a quarter of an hour."""
 GUEST_THREADS = 8
@@ -121,14 +122,14 @@ def _read(config: pytest.Config) -> Options:
             cpus=_number(option(config, "guest_cpus"), "guest-cpus", 1, 64),
             accelerator=_choices(option(config, "guest_accel"), "guest-accel", ACCELERATORS)[0],
         ),
-        guest_pool=_guest_pool(option(config, "guest_pool")),
+        guest_pool=parse_guest_pool(option(config, "guest_pool")),
     )
 
 
 def _is_given(config: pytest.Config, name: str) -> bool:
-    """Whether the user chose an option, on the command line or in the ini file."""
+    """Whether the user chose an option on the command line, or another value than the usual one in the ini file."""
     given = getattr(config.option, f"moetier_{name}", None) is not None
-    return given or bool({f"moetier_{name}", f"moetier-{name}"} & set(config.inicfg))
+    return given or config.getini(f"moetier_{name}") != _USUAL[name]
 
 
 def default_pool() -> Path:
@@ -312,7 +313,7 @@ def _memory(value: str | int) -> int:
     return 0 if str(value).strip() in {"", "0"} else _size(value, "guest-memory")
 
 
-def _guest_pool(text: str) -> tuple[int, int] | None:
+def parse_guest_pool(text: str) -> tuple[int, int] | None:
     """Return (layers, bytes of an expert) of ``LAYERSxSIZE``; None for an empty text."""
     from pytest_moetier.pool.profiles import resolve_shape  # noqa: PLC0415
 

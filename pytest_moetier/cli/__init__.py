@@ -28,7 +28,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_plan(add_group(commands, "plan", "advice of what will be read: predict, info, formats"))
     add_locality(commands)
     add_simulate(commands)
-    add_guest(add_group(commands, "guest", "kernels for virtual machines: fetch, list, check"))
+    add_guest(add_group(commands, "guest", "kernels for virtual machines: fetch, list, check, bisect-step, table"))
     add_doctor(commands)
     return parser
 

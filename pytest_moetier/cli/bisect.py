@@ -226,9 +226,9 @@ def _need_host() -> None:
 
 def _better(name: str) -> str:
     """Return which values of a metric are better: lower or higher."""
-    from pytest_moetier.finding import _METRICS  # noqa: PLC0415
+    from pytest_moetier.finding import METRICS  # noqa: PLC0415
 
-    known = {word: better for word, (_, better, _) in _METRICS.items() if better in {"lower", "higher"}}
+    known = {word: better for word, (_, better, _) in METRICS.items() if better in {"lower", "higher"}}
     if name not in known:
         raise InputError(f"--metric {name!r}", f"one of {', '.join(known)}")
     return known[name]
@@ -269,11 +269,11 @@ def _stored(path: Path, cell: str, metric: str) -> Mapping[str, list[float]]:
 def _settings(args: argparse.Namespace, label: str) -> Settings:
     """Return the settings of a session of one boot: those of a session of pytest without options."""
     from pytest_moetier.campaign import Settings  # noqa: PLC0415
-    from pytest_moetier.settings import _guest_pool, default_pool  # noqa: PLC0415
+    from pytest_moetier.settings import default_pool, parse_guest_pool  # noqa: PLC0415
     from pytest_moetier.workloads import Asked  # noqa: PLC0415
 
     try:
-        pool = _guest_pool(args.guest_pool)
+        pool = parse_guest_pool(args.guest_pool)
     except InputError as error:
         raise InputError(error.seen.removeprefix("--moetier-"), error.expected, error.do) from error
     return Settings(
@@ -345,10 +345,10 @@ class _Step:
         return str(result.broken or result.skipped or "")
 
     def _value(self, result: CellResult) -> float:
-        from pytest_moetier.finding import _TIMED, EMULATED, guest_of, metrics_of  # noqa: PLC0415
+        from pytest_moetier.finding import EMULATED, TIMED, guest_of, metrics_of  # noqa: PLC0415
 
         guest = guest_of(result.runs[0])
-        if self.metric in _TIMED and guest is not None and guest.emulated:
+        if self.metric in TIMED and guest is not None and guest.emulated:
             raise UnsupportedHostError(f"--metric {self.metric}", "a metric that no clock gave", f"it is {EMULATED}")
         found: Metric | None = metrics_of(result.runs).get(self.metric)
         if found is None:

@@ -63,7 +63,7 @@ class MachineSpec:
     image: Path | None
     port: str = PORT
     words: tuple[str, ...] = ()
-    boot_seconds: float = 90.0
+    boot_seconds: float = 60.0
 
     @property
     def command_line(self) -> str:

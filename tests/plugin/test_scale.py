@@ -67,7 +67,7 @@ def proved(guest: GuestFacts | None, capacity: int = CAPACITY, threads: int = 8,
 
 
 def bound(value: str, **changes: Any) -> Bound:
-    made = Bound(value, value, "*", None, 1.0, "a test", (), timed=value in finding._TIMED)  # noqa: SLF001
+    made = Bound(value, value, "*", None, 1.0, "a test", (), timed=value in finding.TIMED)
     return replace(made, **changes)
 
 
