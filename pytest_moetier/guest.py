@@ -151,13 +151,21 @@ def settled(lane: Lane, rig: Rig, cell: Cell, setting: Setting) -> Setting:
     return replace(setting, mem_bytes=_ram_for(setting.control_bytes + seen.used_bytes, seen))
 
 
-def first_setting(lane: Lane, cell: Cell, capacity_bytes: int, seen: Probe) -> Setting:
+def first_setting(lane: Lane, cell: Cell, capacity_bytes: int, seen: Probe, gap_bytes: int = 0) -> Setting:
     """Return what a cell is tried with first.
+
+    Args:
+        lane: the kernel.
+        cell: what it is for.
+        capacity_bytes: its C.
+        seen: what the kernel and the replayer take.
+        gap_bytes: how far the control target was above the residency where the like was tried before.
 
     Raises:
         UnsupportedHostError: the RAM that the user chose cannot hold it.
     """
-    needed = capacity_bytes + seen.used_bytes
+    control = capacity_bytes + gap_bytes
+    needed = control + seen.used_bytes
     if cell.mechanism == "balloon" and cell.locked:
         memory = _ram_for(needed / (1 - cell.locked / 100), seen)
         if lane.asked.memory_bytes and abs(lane.asked.memory_bytes - memory) > memory * LOCKED_WITHIN:
@@ -166,7 +174,7 @@ def first_setting(lane: Lane, cell: Cell, capacity_bytes: int, seen: Probe) -> S
                 f"{format_bytes(memory, binary=True)}, which leaves {format_bytes(capacity_bytes)}",
                 "leave --moetier-guest-memory out: the locked fraction decides it",
             )
-        return Setting(memory, capacity_bytes)
+        return Setting(memory, control)
     memory = lane.asked.memory_bytes or _whole(capacity_bytes + ROOMY_BYTES)
     if memory < _ram_for(needed, seen):
         raise UnsupportedHostError(
@@ -176,14 +184,14 @@ def first_setting(lane: Lane, cell: Cell, capacity_bytes: int, seen: Probe) -> S
             "a larger --moetier-guest-memory, or a smaller --moetier-capacity",
         )
     mem = _ram_for(needed, seen) if cell.mechanism == "memboot" else None
-    return Setting(memory, capacity_bytes, mem)
+    return Setting(memory, control, mem)
 
 
-def adjusted(setting: Setting, run: Run, cell: Cell) -> Setting:
-    """Return the setting by which the residency, and the locked fraction, would have been the cell's."""
+def adjusted(setting: Setting, run: Run, cell: Cell, aim: float = 1.0) -> Setting:
+    """Return the setting by which the residency (``aim`` times C), and the locked fraction, would have been met."""
     resident = residency_of(run)
     assert resident is not None and run.guest is not None  # noqa: PT018, S101 - asked of guests with a residency probe
-    off = round(run.capacity_bytes - resident)
+    off = round(aim * run.capacity_bytes - resident)
     total, available = run.entry.mem_total_bytes or 0, run.enforced.available_bytes
     control = setting.control_bytes + off
     if cell.mechanism == "memboot":
@@ -196,10 +204,10 @@ def adjusted(setting: Setting, run: Run, cell: Cell) -> Setting:
     return Setting(_ram_for((control + used) / (1 - cell.locked / 100), probe_now), control)
 
 
-def is_matched(run: Run) -> bool:
-    """Whether the mean residency of the measured pass was within 2% of the capacity, and the locked share as asked."""
+def is_matched(run: Run, aim: float = 1.0) -> bool:
+    """Whether the measured pass's mean residency was within 2% of ``aim`` times C, and the locked share as asked."""
     resident = residency_of(run)
-    if resident is None or abs(resident / run.capacity_bytes - 1) > MATCHED_WITHIN:
+    if resident is None or abs(resident / run.capacity_bytes - aim) > MATCHED_WITHIN:
         return False
     share = locked_share(run)
     return not run.cell.locked or (share is not None and abs(share - run.cell.locked / 100) <= LOCKED_WITHIN)

@@ -22,6 +22,8 @@ SHORT_ITERATIONS, SHORT_WARM_ITERATIONS = 40, 12
 """Of a calibration's measured and warm pass."""
 FULL_TRIES = 2
 """Full passes at most until one's residency is the cell's; the last one counts, matched or not."""
+SHORT_AIM = 1.015
+"""Of C, the residency of a short pass whose long one's is C: it holds one to three hundredths less."""
 RECLAIM_WARM_ITERATIONS = 30
 """Of the warm pass of a reclaim cell: many times what fills the cache."""
 RECLAIM_SAMPLES = 20
@@ -48,6 +50,7 @@ class GuestLanes:
         self._refusals: dict[str, MoetierError] = {}
         self._probes: dict[tuple[str, str, str, int, str], Probe] = {}
         self._settings: dict[Cell, Setting] = {}
+        self._gaps: dict[tuple[str, str, str], int] = {}
         self._short: dict[str, Rig] = {}
         self.notes: list[str] = []
 
@@ -105,7 +108,8 @@ class GuestLanes:
         key = _alike(cell)
         if key not in self._settings:
             lane, seen = self._lane(cell), self._probe(rig, cell, tell)
-            setting = guest.first_setting(lane, cell, cell.capacity.resolve(rig.pool.manifest.total_bytes), seen)
+            gap = self._gaps.get((cell.kernel, cell.mechanism, cell.workload), 0)
+            setting = guest.first_setting(lane, cell, cell.capacity.resolve(rig.pool.manifest.total_bytes), seen, gap)
             if setting.mem_bytes is not None:
                 tell("finding the mem= of the capacity", 0)
                 setting = guest.settled(lane, rig, cell, setting)
@@ -114,16 +118,17 @@ class GuestLanes:
             self._settings[key] = setting
         return self._settings[key]
 
-    @staticmethod
-    def _calibrated(lane: Lane, rig: Rig, cell: Cell, setting: Setting, tell: Tell) -> Setting:
+    def _calibrated(self, lane: Lane, rig: Rig, cell: Cell, setting: Setting, tell: Tell) -> Setting:
         for attempt in range(guest.CALIBRATIONS):
             tell("finding the setting of the residency", attempt)
             run = guest.run_in_guest(lane, rig, cell, setting)
-            if not isinstance(run, Run) or guest.residency_of(run) is None:
+            resident = guest.residency_of(run) if isinstance(run, Run) else None
+            if not isinstance(run, Run) or resident is None:
                 raise HarnessError(f"{cell.id}: a calibration without a residency", "cachestat or mincore in the guest")
-            if guest.is_matched(run):
+            self._gaps[cell.kernel, cell.mechanism, cell.workload] = setting.control_bytes - round(resident)
+            if guest.is_matched(run, SHORT_AIM):
                 return setting
-            setting = guest.adjusted(setting, run, cell)
+            setting = guest.adjusted(setting, run, cell, SHORT_AIM)
         return setting
 
     def _shortened(self, rig: Rig, cell: Cell) -> Rig:
