@@ -51,7 +51,7 @@ class GuestLanes:
         self._probes: dict[tuple[str, str, str, int, str], Probe] = {}
         self._settings: dict[Cell, Setting] = {}
         self._gaps: dict[tuple[str, str, str], int] = {}
-        self._short: dict[str, Rig] = {}
+        self._short: dict[tuple[str, str], Rig] = {}
         self.notes: list[str] = []
 
     def cold_factor(self, rig: Rig, cell: Cell, tell: Tell) -> float | None:
@@ -132,15 +132,16 @@ class GuestLanes:
         return setting
 
     def _shortened(self, rig: Rig, cell: Cell) -> Rig:
-        if cell.workload not in self._short:
+        key = (cell.workload, cell.filesystem)
+        if key not in self._short:
             plan = _first_of(rig.plan, SHORT_ITERATIONS)
             path = self._folder / f"short-{cell.workload}.plan"
             write_plan(plan, path)
             options = replace(
                 rig.options, warm_iterations=SHORT_WARM_ITERATIONS, samples=(), experts_exit=(), folios_exit=()
             )
-            self._short[cell.workload] = replace(rig, plan=plan, plan_path=path, options=options)
-        return self._short[cell.workload]
+            self._short[key] = replace(rig, plan=plan, plan_path=path, options=options)
+        return self._short[key]
 
 
 def is_matched_by_residency(cell: Cell) -> bool:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from curves import BENCH, Known, cell_of, proved
+from curves import BENCH, HELD, Known, cell_of, marked, pages, proved
 from known import module_of
 
 from pytest_moetier.cell import Cell
@@ -16,7 +17,9 @@ from pytest_moetier.routing import UNITS
 BOUNDS = read_bounds(BENCH / "bounds.yaml")
 ON_DEVICE = [one for one in BOUNDS if not one.id.startswith("routing.") and one.value not in UNITS]
 """The bounds of findings on cells; those on traces have tests of their own."""
-FIGURES = dict.fromkeys(
+RECLAIM = ("reclaim", "locked", "ladder", "access", "confounders", "generations")
+"""The findings on cells in virtual machines."""
+FIGURES: dict[str, tuple[Any, Any]] = dict.fromkeys(
     (
         "device_bytes",
         "logical_bytes",
@@ -30,13 +33,20 @@ FIGURES = dict.fromkeys(
         "major_faults",
         "written_bytes",
         "oom_kills",
+        "scan_per_steal",
     ),
     (1.0, 1.0),
 )
+FIGURES["observed_capacity_bytes"] = (HELD, HELD)
+FIGURES["audit"] = (pages([*[(150, 150, 50)] * 20, *[(50, 250, 100)] * 20]),) * 2
 
 
 def asked(test: Any, finding: str) -> Iterator[Cell]:
-    """Yield the cells of a test's own marker, at one capacity."""
+    """Yield the cells of a test's own marker, at one capacity; in guests, all that it asks for."""
+    if finding in RECLAIM:
+        if test.__code__.co_varnames[0] == "moetier_cell":
+            yield from marked(test, finding, "6.12")
+        return
     for mark in getattr(test, "pytestmark", []):
         if mark.name != "moetier":
             continue
@@ -63,27 +73,56 @@ def judged(finding: str) -> set[str]:
         names = test.__code__.co_varnames[: test.__code__.co_argcount]
         if names[0] != "moetier_curve":
             continue
-        for args in _parameters(test) if len(names) > 1 else [()]:
+        for args in _parameters(test, names[1:]):
             found |= {one.bound.id for one in known.judged(test, *args).judgements}
     return found
 
 
-def _parameters(test: Any) -> list[tuple[str]]:
-    return [(one,) for mark in test.pytestmark if mark.name == "parametrize" for one in mark.args[1]]
+def _parameters(test: Any, names: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+    given = {mark.args[0]: mark.args[1] for mark in getattr(test, "pytestmark", []) if mark.name == "parametrize"}
+    yield from itertools.product(*(given[name] for name in names))
 
 
 def test_every_bound_on_cells_is_judged_by_a_finding() -> None:
-    found = set().union(*(judged(finding) for finding in ("capacity", "policy", "advice", "small_box", "hit_cost")))
+    findings = ("capacity", "policy", "advice", "small_box", "hit_cost", *RECLAIM)
+    found = set().union(*(judged(finding) for finding in findings))
     assert len(ON_DEVICE) >= 30
     assert {one.id for one in ON_DEVICE} == found
 
 
-@pytest.mark.parametrize("finding", ["policy", "advice", "small_box", "hit_cost"])
+@pytest.mark.parametrize("finding", ["policy", "advice", "small_box", "hit_cost", "generations"])
 def test_a_finding_judges_the_bounds_that_bear_its_name_and_those_of_every_cell(finding: str) -> None:
     found = judged(finding)
     own = {one.id for one in ON_DEVICE if one.id.startswith(f"{finding}.")}
     assert own <= found
     assert found - own <= {"capacity.device_bytes_spread", "capacity.at_least_belady"}
+
+
+@pytest.mark.parametrize(
+    ("finding", "bounds"),
+    [
+        (
+            "reclaim",
+            {
+                "mglru_behind_81_locked",
+                "mglru_behind_74_locked",
+                "mglru_under_the_wall",
+                "mglru_under_mem",
+                "knee_needs_both",
+                "classic_mechanisms_agree",
+                "scan_per_steal_of_healthy",
+                "scan_per_steal_of_amplified",
+            },
+        ),
+        ("locked", {f"locked{one}_over_74_{two}_mglru" for one in (81, 88) for two in ("with", "without")}),
+        ("ladder", {"mglru_behind_81_locked", "mglru_under_the_wall"}),
+        ("access", {"scan_per_steal_of_healthy"}),
+        ("confounders", {"read_ahead_changes_little", "file_system_changes_little"}),
+    ],
+)
+def test_a_finding_in_guests_judges_its_part_of_the_claims_on_reclaim(finding: str, bounds: set[str]) -> None:
+    own = judged(finding) - {"capacity.device_bytes_spread", "capacity.at_least_belady"}
+    assert own == {f"reclaim.{one}" for one in bounds}
 
 
 def test_every_bound_says_what_kind_of_claim_it_is() -> None:
@@ -95,6 +134,7 @@ def test_every_bound_says_what_kind_of_claim_it_is() -> None:
             "measured",
             "protocol",
             "hypothesis",
+            "control",
         }, one
 
 

@@ -17,7 +17,7 @@ from pytest_moetier.cell import Cell, GuestAsked
 from pytest_moetier.errors import HarnessError, InputError, UnsupportedHostError
 from pytest_moetier.guest import Probe, Setting, is_matched, residency_of
 from pytest_moetier.host.enforce import Ending, Enforced
-from pytest_moetier.lanes import FULL_TRIES, SHORT_ITERATIONS, SHORT_WARM_ITERATIONS, GuestLanes
+from pytest_moetier.lanes import FULL_TRIES, SHORT_AIM, SHORT_ITERATIONS, SHORT_WARM_ITERATIONS, GuestLanes
 from pytest_moetier.plan import read_plan
 from pytest_moetier.replay import OomRun, Rig, Run
 from pytest_moetier.units import Capacity
@@ -29,6 +29,8 @@ KEPT, USED = 30 * MIB, 50 * MIB
 """What the kernel of a played guest keeps out of MemTotal, and what it and the replayer use of it."""
 OFF = POOL_BYTES // 8
 """Enough to be no match."""
+MORE = round(CAPACITY * (SHORT_AIM - 1))
+"""What a short pass holds beyond a whole one."""
 WHOLE = {"warm_iterations": 30, "samples": ("/g",), "experts_exit": ("measured",), "folios_exit": ("measured",)}
 """Of the options of a whole pass, those that a calibration does without."""
 
@@ -59,7 +61,7 @@ class Boot:
 
 @dataclass
 class Guests:
-    """Guests that are played: the residency is what the mechanism leaves, less what a pass hides.
+    """Guests that are played: a whole pass holds what the mechanism leaves, less what it hides; a short one holds more.
 
     Attributes:
         hides: called with whether the pass is a short one and how many there were; what it hides, in bytes.
@@ -117,7 +119,7 @@ class Guests:
         available = total - USED - (locked or 0)
         left = setting.control_bytes if one.mechanism == "cgroup" else available
         count = len(self.short) if boot.short else len(self.whole)
-        resident = left - self.hides(boot.short, count)
+        resident = left - self.hides(boot.short, count) + (MORE if boot.short else 0)
         device = [0] * rig_.plan.n_iterations
         return run_of(one, rig_.plan, CAPACITY, device, [resident], total=total, available=available, locked=locked)
 
@@ -183,8 +185,8 @@ def test_calibrations_end_though_none_was_matched(session: Session) -> None:
     assert len(settings) == guest.CALIBRATIONS == 4
     assert len(set(settings)) > 1
     # What the last of them showed is acted on too; no boot has tried it.
-    shown = settings[-1] - OFF * (-1) ** len(settings)
-    assert session.guests.whole[0].setting.control_bytes == settings[-1] + CAPACITY - shown
+    shown = settings[-1] - OFF * (-1) ** len(settings) + MORE
+    assert session.guests.whole[0].setting.control_bytes == settings[-1] + CAPACITY + MORE - shown
 
 
 def test_a_cell_keeps_its_setting_from_round_to_round_and_from_finding_to_finding(session: Session) -> None:
@@ -215,6 +217,30 @@ def test_cells_that_differ_have_each_a_setting_of_their_own(session: Session, wo
     session.guests.hides = lambda _short, _at: 0
     session.measure(cell(), round_index=1)
     assert session.guests.whole[-1].setting.control_bytes == CAPACITY
+
+
+@pytest.mark.parametrize(
+    ("words", "begins"),
+    [
+        ({"mglru": "off"}, CAPACITY + OFF - MORE),
+        ({"mode": "mmap"}, CAPACITY + OFF - MORE),
+        ({"mechanism": "memboot"}, CAPACITY),
+        ({"kernel": "mine"}, CAPACITY),
+        ({"workload": "reclaim_l4"}, CAPACITY),
+    ],
+    ids=str,
+)
+def test_a_cell_begins_where_the_like_of_it_ended(session: Session, words: dict[str, Any], begins: int) -> None:
+    """What the first held less than its control target, the next of its kernel, mechanism and pool is given at once."""
+    session.guests.hides = lambda _short, _at: OFF
+    session.measure(cell())
+    calibrated = len(session.guests.short)
+    assert calibrated == 2
+    run = session.measure(cell(**words))
+    found = session.guests.short[calibrated:]
+    assert found[0].setting.control_bytes == begins
+    assert (len(found) == 1) is (begins != CAPACITY)
+    assert is_matched(run)
 
 
 def test_a_calibration_replays_the_plans_beginning_with_nothing_sampled(session: Session) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -24,6 +25,8 @@ from pytest_moetier.replay import OomRun, Rig, Run, measure_cold_factor, run_cel
 from pytest_moetier.replayer import ReplayOptions
 from pytest_moetier.units import Capacity
 from pytest_moetier.workloads import Asked, single
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "guest"))  # runs that were never measured (made_runs.py)
 
 ASKED = Asked((), iterations=12)
 WAIT_SECONDS = 200
