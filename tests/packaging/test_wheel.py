@@ -8,6 +8,7 @@ import importlib.util
 import json
 import os
 import shutil
+import struct
 import subprocess
 import sys
 import tarfile
@@ -28,7 +29,11 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(_spec is None, reason="the package build is missing: pip install build"),
 ]
-EXECUTABLES = ("pytest_moetier/bin/moetier-replay", "pytest_moetier/bin/moetier-balloon")
+PROGRAMS = ("moetier-replay", "moetier-balloon", "moetier-agent")
+EXECUTABLES = tuple(f"pytest_moetier/bin/{name}" for name in PROGRAMS)
+STATIC = tuple(f"pytest_moetier/bin/static/{name}" for name in PROGRAMS)
+"""For a guest, which has no C library; left out where this host cannot link them."""
+_INTERPRETER = 3  # of an ELF file's program headers: what loads its shared libraries
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,23 @@ def names(built: Built) -> set[str]:
         return set(wheel.namelist())
 
 
+@pytest.fixture(scope="module")
+def static(tmp_path_factory: pytest.TempPathFactory, no_build_tools: dict[str, str]) -> tuple[str, ...]:
+    """What is to be linked statically: nothing where this host has no C library for it."""
+    folder = tmp_path_factory.mktemp("static")
+    (folder / "one.c").write_text('#include <stdio.h>\nint main(void) { return puts("") < 0; }\n')
+    command = (no_build_tools.get("CC", "cc"), "-static", "-pthread", "one.c", "-o", "one")
+    done = subprocess.run(command, cwd=folder, env=no_build_tools, capture_output=True, check=False)
+    return STATIC if done.returncode == 0 else ()
+
+
+def loads_libraries(program: bytes) -> bool:
+    """Whether an ELF file (64 bits, little-endian) names what loads its shared libraries."""
+    (first,) = struct.unpack_from("<Q", program, 32)
+    size, count = struct.unpack_from("<HH", program, 54)
+    return _INTERPRETER in {struct.unpack_from("<I", program, first + at * size)[0] for at in range(count)}
+
+
 def test_one_wheel_serves_every_python_from_3_11(built: Built) -> None:
     assert "-cp311-abi3-" in built.wheel.name
 
@@ -92,6 +114,18 @@ def test_the_wheel_has_the_extension_the_types_and_the_executables(built: Built,
         for name in EXECUTABLES:
             assert wheel.getinfo(name).external_attr >> 16 & 0o111 == 0o111
             assert wheel.read(name)[:4] == b"\x7fELF"
+
+
+def test_the_wheel_has_static_executables_where_they_can_be_linked(
+    built: Built, names: set[str], static: tuple[str, ...]
+) -> None:
+    found = {name for name in names if name.startswith("pytest_moetier/bin/static/")}
+    assert found == set(static)
+    assert {name for name in names if name.startswith("pytest_moetier/bin/")} - found == set(EXECUTABLES)
+    with zipfile.ZipFile(built.wheel) as wheel:
+        for name in (*EXECUTABLES, *sorted(found)):
+            assert wheel.getinfo(name).external_attr >> 16 & 0o111 == 0o111
+            assert loads_libraries(wheel.read(name)) is (name in EXECUTABLES), name
 
 
 def test_the_wheel_has_every_module_and_every_finding_of_the_checkout(names: set[str]) -> None:
@@ -154,6 +188,21 @@ def check_installed(python: Path, cwd: Path, env: dict[str, str]) -> None:
     assert run(python, "-c", code, cwd=cwd, env=env).strip() == "2"
 
 
+def check_guests(python: Path, cwd: Path, env: dict[str, str], *, static: tuple[str, ...]) -> None:
+    """The programs of a guest are found and run by themselves, or it is said what links them."""
+    code = (
+        "import subprocess; from pytest_moetier.errors import UnsupportedHostError as Missing;"
+        "from pytest_moetier.native import static_executable as found;"
+        f"names = {PROGRAMS!r};"
+        "ended = [subprocess.run([found(one), '--nonsense'], env={}, capture_output=True).returncode for one in names]"
+    )
+    if static:
+        assert run(python, "-c", f"{code}; print(ended)", cwd=cwd, env=env).strip() == "[2, 2, 2]"
+        return
+    done = subprocess.run([python, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, check=False)
+    assert "expected a Linux install that could link one (libc.a)" in done.stderr
+
+
 def check_measures(python: Path, cwd: Path, env: dict[str, str]) -> None:
     """The installed finding measures a small pool for real, and every invariant of the run is held or flagged."""
     if os.geteuid() != 0 or loop_support() or not scope_support().available:
@@ -175,17 +224,23 @@ def empty_venv(folder: Path, env: dict[str, str]) -> Path:
     return folder / "venv" / "bin" / "python"
 
 
-def test_the_wheel_works_in_an_empty_environment_outside_the_checkout(built: Built, tmp_path: Path) -> None:
+def test_the_wheel_works_in_an_empty_environment_outside_the_checkout(
+    built: Built, tmp_path: Path, static: tuple[str, ...]
+) -> None:
     python = empty_venv(tmp_path, built.env)
     run(python, "-m", "pip", "install", "--quiet", built.wheel, cwd=tmp_path, env=built.env)
     check_installed(python, tmp_path, built.env)
+    check_guests(python, tmp_path, built.env, static=static)
     check_measures(python, tmp_path, built.env)
 
 
-def test_an_editable_install_works_and_follows_the_checkout(built: Built, tmp_path: Path) -> None:
+def test_an_editable_install_works_and_follows_the_checkout(
+    built: Built, tmp_path: Path, static: tuple[str, ...]
+) -> None:
     python = empty_venv(tmp_path, built.env)
     run(python, "-m", "pip", "install", "--quiet", "--editable", built.source, cwd=tmp_path, env=built.env)
     check_installed(python, tmp_path, built.env)
+    check_guests(python, tmp_path, built.env, static=static)
     added = built.source / "pytest_moetier" / "added_later.py"
     added.write_text("HERE = True\n")
     try:

@@ -250,7 +250,9 @@ def test_a_session_without_findings_on_traces_writes_nothing_and_says_so(run: Be
     pytester.makepyfile(test_mine="def test_mine():\n    pass\n")
     result = run("test_mine.py", "-k", "mine")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(["report: nothing is written to out: no finding on traces ran here; next: *"])
+    result.stdout.fnmatch_lines(
+        ["report: nothing is written to out: no finding on traces or generations ran here; next: *"]
+    )
     assert not (pytester.path / "out").exists()
     collected = run("--collect-only", "-q")
     assert "report:" not in collected.stdout.str()
