@@ -205,17 +205,22 @@ class CurveHandle(Handle):
         return [one.median for one in self._metrics(name, *results)]
 
     def matched(self, *results: CellResult) -> None:
-        """End the test as not_examined unless the cells were measured at equal mean residency of the pool, within 2%.
+        """End the test as not_examined unless each cell's mean residency of the pool was within 2% of its C.
 
         Two mechanisms at equal nominal capacity hold different amounts (paper section 2).
         """
         from pytest_moetier.guest import MATCHED_WITHIN  # noqa: PLC0415
 
         __tracebackhide__ = True
-        seen = [one.median for one in self._metrics("observed_capacity_bytes", *results, across=_LOOSE)]
-        if max(seen) > min(seen) * (1 + MATCHED_WITHIN):
-            told = ", ".join(f"{one.cell.id} held {size / 1e6:.1f} MB" for one, size in zip(results, seen, strict=True))
-            self.not_examined(f"{told} in the mean; expected residencies within {MATCHED_WITHIN:.0%} of each other")
+        for one in results:
+            held, wanted = (
+                self._metrics(name, one)[0].median for name in ("observed_capacity_bytes", "capacity_bytes")
+            )
+            if abs(held / wanted - 1) > MATCHED_WITHIN:
+                self.not_examined(
+                    f"{one.cell.id} held {held / 1e6:.1f} MB in the mean; expected its C of {wanted / 1e6:.1f} MB within"
+                    f" {MATCHED_WITHIN:.0%}, so that what is compared held the same"
+                )
 
     def audits(self) -> list[NamedAudit]:
         """Return the generation audit of every boot of every proved cell that has one, by the cell's id."""

@@ -187,11 +187,11 @@ def first_setting(lane: Lane, cell: Cell, capacity_bytes: int, seen: Probe, gap_
     return Setting(memory, control, mem)
 
 
-def adjusted(setting: Setting, run: Run, cell: Cell, aim: float = 1.0) -> Setting:
-    """Return the setting by which the residency (``aim`` times C), and the locked fraction, would have been met."""
+def adjusted(setting: Setting, run: Run, cell: Cell, aim: float = 1.0, step: float = 1.0) -> Setting:
+    """Return the setting that would have met the residency (``aim`` times C) and the locked share, ``step`` of the way."""
     resident = residency_of(run)
     assert resident is not None and run.guest is not None  # noqa: PT018, S101 - asked of guests with a residency probe
-    off = round(aim * run.capacity_bytes - resident)
+    off = round(step * (aim * run.capacity_bytes - resident))
     total, available = run.entry.mem_total_bytes or 0, run.enforced.available_bytes
     control = setting.control_bytes + off
     if cell.mechanism == "memboot":

@@ -68,10 +68,14 @@ class GuestLanes:
         for _ in range(FULL_TRIES):
             setting = self._setting(rig, cell, progress)
             run = guest.run_in_guest(lane, rig, cell, setting, round_index=round_index, order=order, progress=progress)
-            if not is_matched_by_residency(cell) or not isinstance(run, Run) or guest.is_matched(run):
+            if not is_matched_by_residency(cell) or not isinstance(run, Run):
                 break
-            # A long pass holds a little less than a short one: what is controlled is the residency, never the reads.
-            self._settings[_alike(cell)] = guest.adjusted(setting, run, cell)
+            matched = guest.is_matched(run)
+            # A long pass holds a little less than a short one, and the next boot learns from it: by half where it is
+            # near, which is noise. What is controlled is the residency, never the reads.
+            self._settings[_alike(cell)] = guest.adjusted(setting, run, cell, step=0.5 if matched else 1.0)
+            if matched:
+                break
         assert run is not None  # noqa: S101 - at least one try
         return run
 

@@ -178,6 +178,15 @@ def test_the_residency_that_a_mechanism_hides_is_given_to_it(session: Session, o
     assert whole.setting == others[-1].setting != first.setting
 
 
+@pytest.mark.parametrize(("hidden", "boots"), [(-0.019, 1), (-0.021, 2), (0.019, 1), (0.021, 2)])
+def test_a_short_pass_is_to_hold_as_much_more_as_it_will_hold(session: Session, hidden: float, boots: int) -> None:
+    """Within 2% of C, so that the whole pass is."""
+    session.guests.hides = lambda _short, _at: round(hidden * CAPACITY)
+    run = session.measure(cell())
+    assert (len(session.guests.short), len(session.guests.whole)) == (boots, 1)
+    assert is_matched(run)
+
+
 def test_calibrations_end_though_none_was_matched(session: Session) -> None:
     session.guests.hides = lambda short, at: OFF * (-1) ** at if short else 0
     session.measure(cell())
