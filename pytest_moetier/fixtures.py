@@ -213,9 +213,7 @@ class CurveHandle(Handle):
 
         __tracebackhide__ = True
         for one in results:
-            held, wanted = (
-                self._metrics(name, one)[0].median for name in ("observed_capacity_bytes", "capacity_bytes")
-            )
+            (held,), (wanted,) = (self.medians(name, one) for name in ("observed_capacity_bytes", "capacity_bytes"))
             if abs(held / wanted - 1) > MATCHED_WITHIN:
                 self.not_examined(
                     f"{one.cell.id} held {held / 1e6:.1f} MB in the mean; expected its C of {wanted / 1e6:.1f} MB within"
