@@ -213,11 +213,11 @@ class CurveHandle(Handle):
 
         __tracebackhide__ = True
         for one in results:
-            (held,), (wanted,) = (self.medians(name, one) for name in ("observed_capacity_bytes", "capacity_bytes"))
+            (held,), (wanted,) = (self.medians(word, one) for word in ("observed_capacity_bytes", "capacity_bytes"))
             if abs(held / wanted - 1) > MATCHED_WITHIN:
                 self.not_examined(
-                    f"{one.cell.id} held {held / 1e6:.1f} MB in the mean; expected its C of {wanted / 1e6:.1f} MB within"
-                    f" {MATCHED_WITHIN:.0%}, so that what is compared held the same"
+                    f"{one.cell.id} held {held / 1e6:.1f} MB in the mean; expected its C of {wanted / 1e6:.1f} MB,"
+                    f" within {MATCHED_WITHIN:.0%}, so that what is compared held the same"
                 )
 
     def audits(self) -> list[NamedAudit]:

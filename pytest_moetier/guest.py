@@ -188,7 +188,7 @@ def first_setting(lane: Lane, cell: Cell, capacity_bytes: int, seen: Probe, gap_
 
 
 def adjusted(setting: Setting, run: Run, cell: Cell, aim: float = 1.0, step: float = 1.0) -> Setting:
-    """Return the setting that would have met the residency (``aim`` times C) and the locked share, or ``step`` of it."""
+    """Return the setting that would have met residency (``aim`` times C) and locked share, or ``step`` of the way."""
     resident = residency_of(run)
     assert resident is not None and run.guest is not None  # noqa: PT018, S101 - asked of guests with a residency probe
     off = round(step * (aim * run.capacity_bytes - resident))
