@@ -29,10 +29,10 @@ def write_report(session: MoetierSession) -> tuple[list[str], list[str]]:
     target = option(session.config, "report")
     if not target:
         return [], []
-    asked, audits = _asked(session), _audits(session)
-    if not asked and not audits:
-        return [no_report(target)], []
     try:
+        asked, audits = _asked(session), _audits(session)
+        if not asked and not audits:
+            return [no_report(target)], []
         lines = _drawn(Path(target), session, asked) if asked else []
         return lines + (_drawn_audits(Path(target), audits) if audits else []), []
     except Exception as error:  # noqa: BLE001 - whatever is wrong with a figure must not cost the table

@@ -287,7 +287,7 @@ def _folio_bytes(run: Run) -> float | None:
 
 
 def _scan_per_steal(interval: Interval) -> float | None:
-    if interval.memcg_scan is not None and interval.memcg_steal:
-        return interval.memcg_scan / interval.memcg_steal
+    if interval.memcg_scan is not None and interval.memcg_steal is not None:
+        return _ratio(interval.memcg_scan, interval.memcg_steal)
     scans, steals = (interval.pgscan_kswapd, interval.pgscan_direct), (interval.pgsteal_kswapd, interval.pgsteal_direct)
     return _ratio(sum(one or 0 for one in scans), sum(one or 0 for one in steals))

@@ -68,8 +68,8 @@ class GuestLanes:
         for _ in range(FULL_TRIES):
             setting = self._setting(rig, cell, progress)
             run = guest.run_in_guest(lane, rig, cell, setting, round_index=round_index, order=order, progress=progress)
-            if not is_matched_by_residency(cell) or not isinstance(run, Run):
-                break
+            if not is_matched_by_residency(cell) or not isinstance(run, Run) or guest.residency_of(run) is None:
+                break  # nothing to look for, or nothing to learn from: the proof says what was not observed
             matched = guest.is_matched(run)
             # A long pass holds a little less than a short one, and the next boot learns from it: by half where it is
             # near, which is noise. What is controlled is the residency, never the reads.
