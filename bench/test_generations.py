@@ -37,7 +37,7 @@ def test_room_tells_the_collapse(moetier_curve: CurveHandle, room: str) -> None:
     """An iteration that collapses had less room before it than one that does not, over all passes together."""
     value, why = moetier_curve.room_auc(room)
     if value is None:
-        moetier_curve.not_examined(f"{why}; expected collapsed and healthy iterations in these passes")
+        moetier_curve.not_examined(f"{why}; expected passes that tell, such as of other capacities or expert sizes")
     moetier_curve.conclude({"room_auc": value}, [run for one in moetier_curve.results for run in one.runs])
 
 
