@@ -53,7 +53,12 @@ def held(
     Its amplification is the bytes that it read, unless given.
     """
     count = len(rounds)
-    figures = {"device_bytes": rounds, "amplification": rounds, "observed_capacity_bytes": [at] * count}
+    figures = {
+        "device_bytes": rounds,
+        "amplification": rounds,
+        "observed_capacity_bytes": [at] * count,
+        "capacity_bytes": [HELD] * count,
+    }
     further = {name: one if isinstance(one, Sequence) else [one] * count for name, one in more.items()}
     return proved(cell, {**figures, **further}, states)
 

@@ -37,7 +37,7 @@ FIGURES: dict[str, tuple[Any, Any]] = dict.fromkeys(
     ),
     (1.0, 1.0),
 )
-FIGURES["observed_capacity_bytes"] = (HELD, HELD)
+FIGURES["observed_capacity_bytes"] = FIGURES["capacity_bytes"] = (HELD, HELD)
 FIGURES["audit"] = (pages([*[(150, 150, 50)] * 20, *[(50, 250, 100)] * 20]),) * 2
 
 

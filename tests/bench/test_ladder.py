@@ -70,4 +70,4 @@ def test_a_rung_of_which_a_cell_is_missing_or_held_another_amount_is_not_examine
         bench.test_contrast_of_a_rung, "reclaim"
     )
     assert record.verdict == "not_examined"
-    assert "within 2% of each other" in record.reason
+    assert "expected its C of 46.0 MB, within 2%" in record.reason

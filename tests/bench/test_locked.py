@@ -76,7 +76,7 @@ def test_a_fraction_that_is_missing_or_held_another_amount_leaves_it_not_examine
         assert record.reason.startswith(f"no proved cell of locked {missing.cell.locked}, mglru on")
     record = Known("locked", locked("on", (1.0,), (2.0,), (2.0,), at=HELD * 0.97)).judged(getattr(bench, NAME), "on")
     assert record.verdict == "not_examined"
-    assert "expected residencies within 2% of each other" in record.reason
+    assert "expected its C of 46.0 MB, within 2%" in record.reason
 
 
 def test_the_capacity_is_the_same_though_another_was_measured(bench: ModuleType) -> None:

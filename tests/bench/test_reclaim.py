@@ -172,7 +172,7 @@ def test_cells_that_held_different_amounts_are_not_compared(
         if at in needed(name, args):
             assert (record.verdict, record.judgements) == ("not_examined", [])
             assert "held 47.0 MB" in record.reason
-            assert "expected residencies within 2% of each other" in record.reason
+            assert "expected its C of 46.0 MB, within 2%" in record.reason
         else:
             assert record.verdict == "supported"
         cells[at] = held(cell.cell, *[one.figures.device_bytes for one in cell.runs], at=HELD * 1.019)  # type: ignore[misc]
