@@ -27,9 +27,12 @@ from pytest_moetier.errors import (
 )
 from pytest_moetier.figures import Demand, figures_of
 from pytest_moetier.guest import cold_mode
+from pytest_moetier.host import mglru
 from pytest_moetier.host.cgroup import scope_support
 from pytest_moetier.host.enforce import HostContext
 from pytest_moetier.host.generations import PATH as GENERATIONS
+from pytest_moetier.host.machine import IN_A_GUEST
+from pytest_moetier.host.memboot import mem_argument
 from pytest_moetier.host.restore import HostLock, Journal, recover
 from pytest_moetier.host.throttle import read_limit_support
 from pytest_moetier.lanes import RECLAIM_SAMPLE_EVERY, RECLAIM_SAMPLES, RECLAIM_WARM_ITERATIONS, GuestLanes
@@ -531,10 +534,14 @@ def _need_support(cell: Cell) -> None:
     """Refuse what this host surely cannot do before a pool is made for it.
 
     Raises:
-        UnsupportedHostError: no memory control group can be made, or none that limits reads, and what would change it.
+        UnsupportedHostError: no memory control group can be made, or none that limits reads, MGLRU cannot be switched
+            on, or there was no mem=; and what would change it.
     """
     if cell.workload not in TEMPORARY or cell.in_guest:
         return
+    mglru.need(cell.mglru)
+    if cell.mechanism == "memboot" and mem_argument() is None:
+        raise UnsupportedHostError("this kernel was not booted with mem=", "one that was", f"run it in {IN_A_GUEST}")
     asked = {"a writable memory controller": scope_support} if cell.mechanism == "cgroup" else {}
     asked |= {"a group whose reads can be limited": read_limit_support} if cell.read_limit else {}
     for expected, look in asked.items():

@@ -159,6 +159,7 @@ class Cell:
                 f"{self.locked}% of RAM locked at this capacity asks for a machine of another size": bool(self.locked),
                 "the read-ahead of the host's device is left as it is": bool(self.read_ahead_kb),
                 f"{self.filesystem} is that of a guest's virtual disk": self.filesystem != "ext4",
+                f"{self.workload} is a rung for machines of growing size": self.workload in RECLAIM[1:],
             }
         return next((why for why, applies in whys.items() if applies), "")
 

@@ -54,6 +54,20 @@ class MglruSetting:
         return replace(self, at_exit=current())
 
 
+def need(wanted: str) -> None:
+    """Refuse ``on`` where this kernel has no such thing.
+
+    Raises:
+        UnsupportedHostError: it is built without it.
+    """
+    if wanted == ON and current() == ABSENT:
+        raise UnsupportedHostError(
+            f"MGLRU cannot be switched on: {ENABLED} is absent, this kernel is built without it",
+            "a kernel with CONFIG_LRU_GEN",
+            f"run the cell in {IN_A_GUEST}",
+        )
+
+
 def set_state(wanted: str, journal: Journal | None = None) -> str:
     """Set ``on``, ``off`` or ``host`` (leave alone), verify it, and return the journal's token ("" for no change).
 
@@ -67,12 +81,7 @@ def set_state(wanted: str, journal: Journal | None = None) -> str:
     seen = current()
     if wanted in {"host", seen} or (wanted == OFF and seen == ABSENT):
         return ""
-    if seen == ABSENT:
-        raise UnsupportedHostError(
-            f"MGLRU cannot be switched on: {ENABLED} is absent, this kernel is built without it",
-            "a kernel with CONFIG_LRU_GEN",
-            f"run the cell in {IN_A_GUEST}",
-        )
+    need(wanted)
     old = procfs.read_text(ENABLED).strip()
     new = "0x0007" if wanted == ON else "0x0000"
     token = journal.record("value", path=ENABLED, old=old, new=new) if journal is not None else ""
