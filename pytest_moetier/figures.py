@@ -100,7 +100,7 @@ class Figures:
     observed_capacity_bytes: float | None = None
     largest_holding_bytes: int | None = None
     part_ratios: tuple[float, ...] = ()
-    part: str = ""
+    part: str | None = None
     wave: Wave | None = None
     audit: Audit | None = None
     folio_bytes: float | None = None

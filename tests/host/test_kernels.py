@@ -194,7 +194,7 @@ def test_a_configuration_inside_the_image_is_found(tmp_path: Path, packed: objec
 
 def test_a_kernel_with_everything_built_in_needs_no_modules(tmp_path: Path) -> None:
     kernel = find_kernel(str(lay(tmp_path, CONFIG)), tmp_path)
-    assert {need.name for need in check(kernel) if need.state != "yes"} == {"xfs"}
+    assert {need.name for need in check(kernel) if need.state != "yes"} == {"virtio_console", "xfs"}
     assert module_files(kernel) == ()
 
 
@@ -221,7 +221,7 @@ def test_a_kernel_without_mglru_psi_or_debugfs_only_lacks_what_needs_them(tmp_pa
     config = {key: value for key, value in CONFIG.items() if key not in {"LRU_GEN", "PSI", "DEBUG_FS"}}
     kernel = find_kernel(str(lay(tmp_path, config)), tmp_path)
     missing = {need.name: need.without for need in check(kernel) if need.state == "no"}
-    assert set(missing) == {"MGLRU", "PSI", "debugfs", "xfs"}
+    assert set(missing) == {"MGLRU", "PSI", "debugfs", "virtio_console", "xfs"}
     assert missing["MGLRU"] == "no mglru_on cells"
     assert has_mglru(kernel) is False
 
