@@ -220,7 +220,7 @@ def test_where_bytes_or_residency_were_not_observed_there_are_no_parts(
     if blind == "residency":
         made = replace(made, measured=replace(made.measured, residencies=()))
     figures = figures_of(made, all_missed)
-    assert (figures.wave, figures.part_ratios, figures.part, figures.audit) == (None, (), "", None)
+    assert (figures.wave, figures.part_ratios, figures.part, figures.audit) == (None, (), None, None)
     assert steady(figures)[0] == "unobserved"
 
 
