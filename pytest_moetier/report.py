@@ -234,7 +234,6 @@ _RECLAIM_COLUMNS = [
     ("resident", _size("observed_capacity_bytes")),
     ("locked", _number("locked_share", ".1%")),
     ("scan/steal", _number("scan_per_steal", ".2f")),
-    ("refaults", _number("refault_file_pages", ".0f")),
     ("period", _number("wave_period", ".0f")),
 ]
 _MODE_COLUMNS = [
