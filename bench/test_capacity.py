@@ -9,8 +9,6 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from pytest_moetier.finding import metrics_of
-from pytest_moetier.fixtures import CellHandle, CurveHandle
 from pytest_moetier.units import Capacity
 
 if TYPE_CHECKING:
@@ -18,6 +16,7 @@ if TYPE_CHECKING:
 
     from pytest_moetier.campaign import CellResult
     from pytest_moetier.cell import Cell
+    from pytest_moetier.fixtures import CellHandle, CurveHandle
 
 _ANY = Capacity.parse("100%")
 """Stands for all capacities of one curve."""
@@ -74,7 +73,7 @@ def test_mechanisms_agree(moetier_curve: CurveHandle) -> None:
         )
     worst, runs = 0.0, []
     for results in shared:
-        values = [metrics_of(one.runs)["amplification"].median for one in results]
+        values = [moetier_curve.metrics(one)["amplification"].median for one in results]
         if (ratio := _rise(min(values), max(values))) > worst:
             worst, runs = ratio, [run for one in results for run in one.runs]
     moetier_curve.conclude({"mechanism_ratio": worst}, runs)
@@ -87,7 +86,7 @@ def _judge_monotone(curve: CurveHandle, name: str) -> None:
     """
     rises, runs = [], []
     for results in _groups(curve, name, lambda cell: replace(cell, capacity=_ANY)):
-        for smaller, larger in pairwise(metrics_of(one.runs)[name] for one in results):
+        for smaller, larger in pairwise(curve.metrics(one)[name] for one in results):
             allowance = 1 + (smaller.spread + larger.spread) / 2
             rises.append(_rise(smaller.median, larger.median) / allowance)
         runs += [run for one in results for run in one.runs]
@@ -107,7 +106,7 @@ def _groups(curve: CurveHandle, name: str, key: Callable[[Cell], Cell]) -> list[
     """Return the proved cells that have metric ``name``, in groups of one ``key``, each by growing capacity."""
     groups: dict[Cell, list[CellResult]] = {}
     for result in curve.results:
-        if name in metrics_of(result.runs):
+        if name in curve.metrics(result):
             groups.setdefault(key(result.cell), []).append(result)
     return list(groups.values())
 

@@ -199,6 +199,13 @@ class CurveHandle(Handle):
         (metric,) = self._metrics(name, result)
         return Span(min(metric.values), metric.median, max(metric.values))
 
+    @staticmethod
+    def metrics(result: CellResult) -> dict[str, Metric]:
+        """Return every metric that all rounds of a cell observed, by name."""
+        from pytest_moetier.finding import metrics_of  # noqa: PLC0415
+
+        return metrics_of(result.runs)
+
     def medians(self, name: str, *results: CellResult) -> list[float]:
         """Return the median of metric ``name`` over the rounds of each cell."""
         __tracebackhide__ = True
@@ -243,8 +250,6 @@ class CurveHandle(Handle):
 
     def _metrics(self, name: str, *results: CellResult, across: Sequence[str] = ()) -> list[Metric]:
         """Return a metric of cells that may be compared; not_examined where they may not, or one did not observe it."""
-        from pytest_moetier.finding import metrics_of  # noqa: PLC0415
-
         __tracebackhide__ = True
         for word in (one for one in _LOOSE if one not in across):
             if len({getattr(one.cell, word) for one in results}) > 1:
@@ -254,7 +259,7 @@ class CurveHandle(Handle):
             self.matched(*results)
         found = []
         for one in results:
-            metric = metrics_of(one.runs).get(name)
+            metric = self.metrics(one).get(name)
             if metric is None:
                 self.not_examined(f"{name} of {one.cell.id} was not observed here; expected it in every round")
                 raise AssertionError  # not reached: not_examined ends the test

@@ -97,13 +97,11 @@ class Setting:
         memory_bytes: RAM of the virtual machine.
         control_bytes: what the mechanism is told: the wall's room, MemAvailable under balloon and ``mem=``.
         mem_bytes: the ``mem=`` of the command line, None without.
-        residency_bytes: the mean residency that it gave when it was tried, None where it was not.
     """
 
     memory_bytes: int
     control_bytes: int
     mem_bytes: int | None = None
-    residency_bytes: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

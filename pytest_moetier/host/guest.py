@@ -24,7 +24,7 @@ from typing import IO, BinaryIO, cast
 
 from pytest_moetier.errors import HarnessError, UnsupportedHostError
 from pytest_moetier.host import qemu
-from pytest_moetier.host.initramfs import join_archives
+from pytest_moetier.host.initramfs import FAILED, join_archives
 from pytest_moetier.host.machine import GuestFacts, on
 from pytest_moetier.host.qemu import KVM, TCG, GuestError, MachineSpec, Qemu
 from pytest_moetier.host.restore import Journal
@@ -428,8 +428,8 @@ def _await_hello(guest: GuestMachine, spec: MachineSpec, accelerator: str) -> No
     started = time.monotonic()
     while not guest.hello.wait(_POLL_SECONDS):
         seconds = time.monotonic() - started
-        if failed := [one for one in guest.qemu.console() if "MOETIER-FAILED" in one]:
-            step = failed[0].partition("MOETIER-FAILED")[2].strip()
+        if failed := [one for one in guest.qemu.console() if FAILED in one]:
+            step = failed[0].partition(FAILED)[2].strip()
             raise guest.error(f"its start failed at: {step}")
         if guest.lost:
             raise guest.error(guest.lost)

@@ -27,8 +27,8 @@ from pytest_moetier.units import format_bytes
 KVM, TCG = "kvm", "tcg"
 PORT, SERIAL = "vport0p1", "ttyS1"
 CONSOLE_LINES = 6
-_KVM_SECONDS = 15.0
-"""A machine that runs on the processor itself has said its first word long before."""
+_START_SECONDS = 15.0
+"""Within which QEMU opens the agent's port: it does so before it starts a processor."""
 _CLOSE_SECONDS = 5.0
 _MIB = 1 << 20
 # Copies by `rep movsb` are interpreted byte by byte: without these two flags they are two to three times as fast.
@@ -134,7 +134,7 @@ class Qemu:
         (folder / "agent").unlink(missing_ok=True)
 
     def _accepted(self, listening: socket.socket) -> socket.socket:
-        until = time.monotonic() + _KVM_SECONDS
+        until = time.monotonic() + _START_SECONDS
         while time.monotonic() < until:
             with suppress(TimeoutError):
                 return listening.accept()[0]

@@ -13,16 +13,15 @@ from typing import Any
 
 import pytest
 
-from pytest_moetier.errors import MoetierError, UnsupportedHostError
+from pytest_moetier.errors import UnsupportedHostError
 from pytest_moetier.host.guest import Launch, boot
 from pytest_moetier.host.initramfs import QEMU, build_archive, find_tools
 from pytest_moetier.host.kernels import Kernel
 from pytest_moetier.host.machine import HOST, current
 from pytest_moetier.host.qemu import TCG, GuestError, MachineSpec
-from pytest_moetier.native import static_executable
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "host"))
-from images import bzimage, real_kernel
+from images import bootable_kernel, bzimage
 
 LONG = "--moetier-iterations=4000"
 EMULATED = "--moetier-guest-accel=tcg"
@@ -32,12 +31,7 @@ LOST = r"the virtual machine was lost: its agent ended; QEMU \(pid \d+\) "
 @pytest.fixture(scope="module")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     """A kernel of Debian, and all that boots it; skips where one of these cannot be had."""
-    try:
-        find_tools()
-        static_executable("moetier-agent")
-    except MoetierError as error:
-        pytest.skip(str(error))
-    return real_kernel(tmp_path_factory)
+    return bootable_kernel(tmp_path_factory)
 
 
 @pytest.fixture

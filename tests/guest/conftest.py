@@ -7,22 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pytest_moetier.errors import MoetierError
-from pytest_moetier.host.initramfs import find_tools
 from pytest_moetier.host.kernels import Kernel
-from pytest_moetier.native import static_executable
 
 sys.path.insert(0, str(Path(__file__).parent))
 sys.path.insert(0, str(Path(__file__).parents[1] / "host"))
-from images import real_kernel
+from images import bootable_kernel
 
 
 @pytest.fixture(scope="session")
 def kernel(tmp_path_factory: pytest.TempPathFactory) -> Kernel:
     """A kernel of Debian, and all that boots it; skips where one of these cannot be had."""
-    try:
-        find_tools()
-        static_executable("moetier-agent")
-    except MoetierError as error:
-        pytest.skip(str(error))
-    return real_kernel(tmp_path_factory)
+    return bootable_kernel(tmp_path_factory)

@@ -10,7 +10,9 @@ import pytest
 
 from pytest_moetier.errors import MoetierError
 from pytest_moetier.host.debian import fetch
+from pytest_moetier.host.initramfs import find_tools
 from pytest_moetier.host.kernels import Kernel, default_cache, fetched, matches
+from pytest_moetier.native import static_executable
 
 RELEASE = "6.12.7-test"
 SETUP_BYTES = 512 * 4
@@ -71,6 +73,16 @@ def _fetched(folder: Path) -> Kernel | str:
         return fetch(SERIES, folder, lambda _: None)
     except MoetierError as error:
         return f"no kernel {SERIES} can be had: {error}"
+
+
+def bootable_kernel(factory: pytest.TempPathFactory) -> Kernel:
+    """Return a kernel of Debian where all that boots it is there too; skips where one of these cannot be had."""
+    try:
+        find_tools()
+        static_executable("moetier-agent")
+    except MoetierError as error:
+        pytest.skip(str(error))
+    return real_kernel(factory)
 
 
 def real_kernel(factory: pytest.TempPathFactory) -> Kernel:
