@@ -1,7 +1,7 @@
 """What a bench test asks for.
 
 ``moetier_cell`` is one measured cell and ``moetier_curve`` all cells of a finding; ``moetier_routing`` is one studied
-trace and ``moetier_domains`` the traces of one model, a domain each.
+trace and ``moetier_domains`` the traces of one model, a domain each; ``moetier_tiers`` is the constants of a machine.
 
 Importing this module is cheap; numpy, yaml and rich come in when the first cell is measured or trace studied.
 """
@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 import pytest
 
 from pytest_moetier.errors import AccountingError, InputError, MoetierError, UnsupportedHostError
+from pytest_moetier.machines import TiersHandle
 from pytest_moetier.routing import OWN, UNITS
 from pytest_moetier.settings import option, session_of
 from pytest_moetier.verdicts import About, Handle, Judge, MoetierSession, cells_of
@@ -125,8 +126,9 @@ class CellHandle(Handle):
                 target()
             return
         if not invalid:
+            context, profile = self.session.campaign.context_of(self.cell), self.session.profile
             self._benchmark.extra_info["moetier"] = extra_info(
-                self.cell, self._metrics, self._result, self.session.campaign.context_of(self.cell)
+                self.cell, self._metrics, self._result, context, profile.name if profile else ""
             )
         self._benchmark.pedantic(target, rounds=max(1, len(self._result.runs)))
 
@@ -492,6 +494,17 @@ def moetier_domains(request: pytest.FixtureRequest) -> DomainsHandle:
 
 def _studied(request: pytest.FixtureRequest, session: MoetierSession, chosen: Sequence[Subject]) -> list[Study]:
     """Return the studies; end the test as an error, with one message, where a trace cannot be read."""
+    _need_one_process(request)
+    studies = session.studied(request.session.items)
+    found = [studies.known(one) for one in chosen]
+    for one in found:
+        if isinstance(one, MoetierError):
+            pytest.fail(str(one), pytrace=False)
+    return [one for one in found if not isinstance(one, MoetierError)]
+
+
+def _need_one_process(request: pytest.FixtureRequest) -> None:
+    """End the test as an error where its verdict could not reach the file that it was asked for."""
     asked = [name for name in ("json", "learn", "compare", "report") if option(request.config, name)]
     if asked and hasattr(request.config, "workerinput"):
         pytest.fail(
@@ -499,12 +512,13 @@ def _studied(request: pytest.FixtureRequest, session: MoetierSession, chosen: Se
             " expected one of the two; next: run without -n",
             pytrace=False,
         )
-    studies = session.studied(request.session.items)
-    found = [studies.known(one) for one in chosen]
-    for one in found:
-        if isinstance(one, MoetierError):
-            pytest.fail(str(one), pytrace=False)
-    return [one for one in found if not isinstance(one, MoetierError)]
+
+
+@pytest.fixture
+def moetier_tiers(request: pytest.FixtureRequest) -> TiersHandle:
+    """The tiers of one machine, ``gh200`` (the paper's) or ``here``, which is probed when its constants are asked."""
+    _need_one_process(request)
+    return TiersHandle(request, session_of(request.config), request.param)
 
 
 class WithBenchmark:

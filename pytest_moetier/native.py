@@ -1,4 +1,4 @@
-"""Finding the native parts: the executables `moetier-replay`, `moetier-balloon` and `moetier-agent`.
+"""Finding the native parts: the executables `moetier-replay`, `moetier-balloon`, `moetier-agent` and `moetier-probe`.
 
 They are package data (`pytest_moetier/bin`, and `pytest_moetier/bin/static` for a machine without our C library) of an
 installed wheel. In an editable install the package has more than one folder, so each is looked into. The environment
@@ -50,7 +50,7 @@ def executable(name: str) -> Path:
     """Return the absolute path of the native executable ``name``.
 
     Args:
-        name: ``moetier-replay``, ``moetier-balloon`` or ``moetier-agent``.
+        name: ``moetier-replay``, ``moetier-balloon``, ``moetier-agent`` or ``moetier-probe``.
 
     Raises:
         UnsupportedHostError: the host is not Linux, for which alone the executables are built.

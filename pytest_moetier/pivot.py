@@ -1,4 +1,4 @@
-"""Cells x kernels of sessions that were written by ``--moetier-json``: a regression between kernels is visible as such.
+"""Cells x kernels of stored sessions: a regression between kernels is visible as such.
 
 Each kernel is marked against the one before it where their medians differ by more than the 14.9% within which the
 paper's mechanisms agree (section 5), and the ranges of their boots do not overlap.
@@ -6,7 +6,8 @@ paper's mechanisms agree (section 5), and the ranges of their boots do not overl
 
 from __future__ import annotations
 
-import json
+import csv
+import io
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -14,9 +15,10 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_moetier.cell import RECLAIM, WORKLOADS
+from pytest_moetier.cell import HOST
 from pytest_moetier.errors import InputError
-from pytest_moetier.history import SCHEMA_VERSION
+from pytest_moetier.history.sessions import StoredCell, StoredSession, read_session
+from pytest_moetier.history.tables import aligned
 from pytest_moetier.units import format_bytes
 
 DIFFERS = 0.149
@@ -118,10 +120,12 @@ class Pivot:
     Attributes:
         kernels: the columns, by age.
         rows: what each cell was on the kernels that have it, by its id without the kernel.
+        metrics: that are shown.
     """
 
     kernels: tuple[Kernel, ...]
     rows: Mapping[str, Mapping[Kernel, Measured]]
+    metrics: tuple[str, ...] = METRICS
 
     def seen(self, cell: str, metric: str) -> Iterator[tuple[Kernel, Seen | None]]:
         """Yield a metric of a cell on every kernel, each held against the one before it that has it."""
@@ -134,68 +138,68 @@ class Pivot:
 
 
 def read_pivot(paths: Iterable[Path]) -> Pivot:
-    """Return the cells that were measured in guests in the files of ``--moetier-json``, by kernel.
-
-    One cell on one kernel in several files has the boots of all of them. Cells of this host's own kernel are left out:
-    their device is another.
+    """Return the cells that were measured in guests in files of ``--moetier-json`` or of a storage, by kernel.
 
     Raises:
-        InputError: a file is none of ``--moetier-json``, none has a cell of a guest, or a cell was not measured with
-            the same pool, trace, plan, threads or machine on every kernel: it names what differs.
+        InputError: a file is no session of ours, or as for ``pivot_of``.
+    """
+    return pivot_of(read_session(path) for path in dict.fromkeys(one.resolve() for one in paths))
+
+
+def pivot_of(sessions: Iterable[StoredSession], metrics: tuple[str, ...] = METRICS, *, hosts: bool = False) -> Pivot:
+    """Return the cells of sessions by kernel.
+
+    One cell on one kernel in several sessions has the boots of all of them. Cells of a host have rows of their own,
+    with the rounds of the last session on each kernel.
+
+    Args:
+        sessions: oldest first.
+        metrics: to show.
+        hosts: whether cells of hosts have a place: their device is another than a guest's.
+
+    Raises:
+        InputError: none has such a cell, or a cell was not measured with the same pool, trace, plan, threads or machine
+            on every kernel: it names what differs.
     """
     rows: dict[str, dict[Kernel, Measured]] = {}
-    for path in dict.fromkeys(one.resolve() for one in paths):
-        for cell, kernel, found in _cells(path):
-            _add(rows.setdefault(cell, {}), cell, kernel, found)
+    for session in sessions:
+        for cell in session.cells.values():
+            on_host = not cell.traced and cell.guest is None
+            kernel, found = _kernel_of(session, cell), _measured(cell, session.path, metrics)
+            if cell.guest is not None:
+                _add(rows.setdefault(cell.base, {}), cell.base, kernel, found)
+            elif on_host and hosts:
+                rows.setdefault(f"{cell.id} on {session.host}", {})[kernel] = found
+        for name, (verdict, reason) in session.unproved.items():
+            cell_id, _, label = name.partition("-k")
+            if label:
+                row = rows.setdefault(cell_id, {})
+                here = next((one for one in row if one.label == label), None) or _booted(session, label)
+                row.setdefault(here, Measured(source=session.path.name, verdict=verdict, reason=reason))
     if not rows:
-        raise InputError("no cell of a virtual machine in these files", "one at least", _MEASURE)
-    for cell, row in rows.items():
-        _compare(cell, row)
+        raise InputError(f"no cell of a virtual machine{' or a host' * hosts} in these files", "one at least", _MEASURE)
+    for cell_id, row in rows.items():
+        _compare(cell_id, row)
     kernels = sorted(dict.fromkeys(kernel for row in rows.values() for kernel in row), key=lambda one: one.age)
-    return Pivot(tuple(kernels), rows)
+    return Pivot(tuple(kernels), rows, metrics)
 
 
-def _cells(path: Path) -> list[tuple[str, Kernel, Measured]]:
-    """Return (cell without its kernel, kernel, what was seen) of each cell of a file, once."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if document["schema_version"] != SCHEMA_VERSION:
-            raise InputError(
-                f"{path} has schema_version {document['schema_version']}", f"{SCHEMA_VERSION}", "measure again"
-            )
-        guests = [one for one in document["results"] if one["cell"] and "-k" in one["cell"]]
-        releases = {one["guest"]["kernel"]: one["guest"]["release"] for one in guests if one.get("guest")}
-        contexts = {(one["workload"], one["kernel"]): one for one in document["contexts"].values()}
-        found: dict[tuple[str, Kernel], Measured] = {}
-        for one in guests:
-            cell, _, label = one["cell"].partition("-k")
-            key = cell, Kernel(label, releases.get(label, ""))
-            if not found.get(key, Measured()).values:  # several tests of a session may rest on one cell
-                found[key] = _measured(one, contexts.get((_workload(cell), label), {}), path)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}", "a file of --moetier-json", _MEASURE) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise InputError(f"{path} is no file of verdicts: {error!r}", "one that --moetier-json wrote") from error
-    return [(cell, kernel, one) for (cell, kernel), one in found.items()]
+def _kernel_of(session: StoredSession, cell: StoredCell) -> Kernel:
+    return Kernel(HOST if cell.guest is None else str(cell.guest["kernel"]), session.release_of(cell))
 
 
-def _measured(result: Mapping[str, Any], context: Mapping[str, Any], path: Path) -> Measured:
-    metrics, guest = result["metrics"], result.get("guest") or {}
-    values = {name: tuple(map(float, metrics[name]["values"])) for name in (*METRICS, _RESIDENCY) if name in metrics}
-    if values and not (context and guest):  # what it rests on would be unknown, and equal to all else that is
-        raise InputError(f"{path} says of {result['cell']} neither pool nor machine", "a file of --moetier-json")
-    facts = {word: context.get(name) for name, word in _CONTEXT.items()}
+def _booted(session: StoredSession, label: str) -> Kernel:
+    """Return the kernel of a label as it was booted for other cells of the session; no release where for none."""
+    others = (_kernel_of(session, one) for one in session.cells.values() if one.guest is not None)
+    return next((one for one in others if one.label == label), Kernel(label, ""))
+
+
+def _measured(cell: StoredCell, path: Path, metrics: Iterable[str]) -> Measured:
+    values = {name: cell.metrics[name].values for name in (*metrics, _RESIDENCY) if name in cell.metrics}
+    guest = cell.guest or {}
+    facts = {word: cell.context.get(name) for name, word in _CONTEXT.items()}
     facts |= {word: guest.get(name) for name, word in _MACHINE.items()}
-    reason = str(result["reason"]).partition("\n")[0]
-    return Measured(values, facts, guest.get("settings", {}), path.name, str(result["verdict"]), reason)
-
-
-def _workload(cell: str) -> str:
-    """Return the workload that a cell's id names; the ids of the reclaim ladder do not begin with a capacity."""
-    words = cell.split("-")
-    if words[0].startswith("C"):
-        return next((one for one in WORKLOADS if one in words), WORKLOADS[0])
-    return next((one for one in RECLAIM if one.partition("_")[2] in words), RECLAIM[0])
+    return Measured(values, facts, guest.get("settings", {}), path.name, str(cell.words.get("verdict", "")))
 
 
 def _add(row: dict[Kernel, Measured], cell: str, kernel: Kernel, found: Measured) -> None:
@@ -225,7 +229,7 @@ def _refuse_apart(cell: str, first: tuple[Kernel, Measured], second: tuple[Kerne
         raise InputError(
             f"{cell} on {names} differ in {values}",
             f"the same {', '.join(apart)}",
-            "measure all kernels in one session: make kernels",
+            "measure all kernels alike: make kernels, or name the sessions that were",
         )
 
 
@@ -242,7 +246,7 @@ def _heads(kernels: Sequence[Kernel]) -> list[str]:
 
 
 def _shown(metric: str, seen: Seen) -> str:
-    form = format_bytes if metric == "device_bytes" else "{:.3f}".format
+    form = format_bytes if metric.endswith("bytes") else "{:.3f}".format
     low, high = form(min(seen.values)), form(max(seen.values))
     text = form(seen.median) + (f" ({low} to {high})" if len(seen.values) > 1 else "")
     return f"{text} [{seen.change:+.1%}]" if seen.marked and seen.change is not None else text
@@ -264,20 +268,17 @@ def _table(pivot: Pivot, metric: str) -> list[list[str]]:
 def text_of(pivot: Pivot) -> list[str]:
     """Return the tables as lines of plain text."""
     lines = [*_rests_on(pivot), ""]
-    for metric in METRICS:
-        rows = _table(pivot, metric)
-        widths = [max(len(row[place]) for row in rows) for place in range(len(rows[0]))]
-        shown = ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
-        lines += [_TITLES[metric], shown[0], "  ".join("-" * width for width in widths), *shown[1:], ""]
+    for metric in pivot.metrics:
+        lines += [_TITLES.get(metric, metric), *aligned(_table(pivot, metric)), ""]
     return [*lines, *_notes(pivot)]
 
 
 def markdown_of(pivot: Pivot) -> list[str]:
     """Return the tables as lines of Markdown."""
     lines = [f"{line}  " for line in _rests_on(pivot)]
-    for metric in METRICS:
+    for metric in pivot.metrics:
         head, *rows = (f"| {' | '.join(row)} |" for row in _table(pivot, metric))
-        lines += ["", f"**{_TITLES[metric]}**", "", head, "|---" * (len(pivot.kernels) + 1) + "|", *rows]
+        lines += ["", f"**{_TITLES.get(metric, metric)}**", "", head, "|---" * (len(pivot.kernels) + 1) + "|", *rows]
     return [*lines, "", *(f"- {line}" for line in _notes(pivot))]
 
 
@@ -292,7 +293,7 @@ def as_json(pivot: Pivot) -> dict[str, Any]:
 
 
 def _row_json(pivot: Pivot, cell: str) -> list[dict[str, Any]]:
-    seen = {metric: dict(pivot.seen(cell, metric)) for metric in (*METRICS, _RESIDENCY)}
+    seen = {metric: dict(pivot.seen(cell, metric)) for metric in (*pivot.metrics, _RESIDENCY)}
     rows = []
     for kernel, one in ((kernel, pivot.rows[cell].get(kernel)) for kernel in pivot.kernels):
         if one is not None:
@@ -313,15 +314,41 @@ def _seen_json(seen: Seen) -> dict[str, Any]:
     }
 
 
+def as_csv(pivot: Pivot) -> str:
+    """Return the tables as CSV: a row for each cell, kernel and metric."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    table.writerow(["cell", "kernel", "release", "metric", "median", "min", "max", "values", "change", "marked"])
+    for cell in pivot.rows:
+        for metric in pivot.metrics:
+            for kernel, seen in pivot.seen(cell, metric):
+                if seen is not None:
+                    numbers = [
+                        seen.median,
+                        min(seen.values),
+                        max(seen.values),
+                        len(seen.values),
+                        seen.change,
+                        seen.marked,
+                    ]
+                    table.writerow([cell, kernel.label, kernel.release, metric, *numbers])
+    return text.getvalue()
+
+
 def _rests_on(pivot: Pivot) -> list[str]:
     """Return a line for each set of pool, plan and machine that cells were measured with."""
     found: dict[str, list[str]] = {}
     for cell, row in pivot.rows.items():
         facts = next((one.facts for one in row.values() if one.values), None)
         if facts is not None:
+            on = (
+                f"guests by {facts['accelerator']}, {facts['processors']} processors"
+                if facts["processors"]
+                else "hosts"
+            )
             words = (
                 f"pool {facts['pool']}, plan {facts['plan']}, {facts['iterations']} iterations, {facts['threads']}"
-                f" threads; guests by {facts['accelerator']}, {facts['processors']} processors; trace {facts['trace']}"
+                f" threads; {on}; trace {facts['trace']}"
             )
             found.setdefault(words, []).append(cell)
     one_for_all = len(found) == 1
@@ -330,7 +357,7 @@ def _rests_on(pivot: Pivot) -> list[str]:
 
 def _notes(pivot: Pivot) -> list[str]:
     """Return what the marks mean, how many boots the values are of, what is missing and why, and what is unequal."""
-    boots = {len(one.values[METRICS[0]]) for row in pivot.rows.values() for one in row.values() if one.values}
+    boots = {len(next(iter(one.values.values()))) for row in pivot.rows.values() for one in row.values() if one.values}
     count = " to ".join(map(str, sorted({min(boots), max(boots)}))) if boots else "no"
     plural = "s" * (boots != {1})
     marks = f"[change]: by more than {DIFFERS:.1%} from the kernel to the left, with no overlap of their boots"

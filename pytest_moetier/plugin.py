@@ -19,11 +19,14 @@ EXIT_INVALID = 10
 _CELL_ID = re.compile(r"\[(C[^\]]+-)?(cgroup|balloon|memboot)[0-9]*-mglru_")
 """What the ids of cells look like, for a process that has the ids alone (see ``Cell.id``)."""
 
+_TOLD = pytest.StashKey[list[tuple[str, object]]]()
+"""What a test's reports have of its record."""
 _SAID = pytest.StashKey[list[str]]()
 """What is to be said of the report."""
 
 _ON_CELLS = {"moetier_cell", "moetier_curve"}
 _ON_TRACES = {"moetier_routing", "moetier_domains"}
+_ON_MACHINES = {"moetier_tiers"}
 _OVER_SEVERAL = {"moetier_curve", "moetier_domains"}
 
 # name, default, metavar, help; the ini twin of --moetier-NAME is moetier_NAME.
@@ -36,7 +39,7 @@ _OPTIONS = (
     ("advice", "", "FILE|NAME", "what a predictor said of the trace, or a predictor's name (moetier plan predict)"),
     ("min_recall", "", "SHARE", "withhold advice on layers whose recall is below it"),
     ("compute", "", "SECONDS", "a compute phase at the end of every iteration, on threads of its own (default: none)"),
-    ("rounds", "3", "N", "repetitions of every cell"),
+    ("rounds", "3", "N", "repetitions of every cell (default: 3, or what --moetier-compare-fail needs)"),
     ("seed", "", "N", "seed of the random order of cells (default: from the clock, and shown)"),
     ("iterations", "", "N", "engine iterations a pass (default: 100 synthetic, the whole of a trace file)"),
     ("threads", "", "N", "reader threads (default: the host's CPUs, 2 to 8)"),
@@ -50,8 +53,10 @@ _OPTIONS = (
     ("guest_cpus", "2", "N", "virtual processors"),
     ("guest_accel", "auto", "auto|kvm|tcg", "KVM, software emulation (tcg), or KVM where it works"),
     ("guest_pool", "", "LAYERSxSIZE", "layers and expert size of the workload reclaim (default: 8x256KiB)"),
+    ("compare_fail", "", "METRIC:PCT%", "fail the cells whose metric is worse than the baseline's by more than that"),
     ("json", "", "FILE", "write every verdict, with bounds, metrics and proofs"),
-    ("report", "", "DIR", "draw hit rates against the budget, a figure for each model, with their numbers"),
+    ("constants", "", "NAME|FILE", "measured constants of this machine's tiers (default: what can be probed)"),
+    ("report", "", "DIR", "write a page that says what holds here, with every figure and proof, and the same as files"),
 )
 
 
@@ -69,9 +74,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     metavar = "host|6.12|[LABEL=]PATH[:MODULES]"
     group.addoption("--moetier-kernel", action="append", metavar=metavar, default=None, help=text)
     parser.addini("moetier_kernel", type="args", help=text, default=[])
-    text = "compare this session's metrics with the latest stored session"
-    group.addoption("--moetier-compare", action="store_true", default=None, help=text)
-    parser.addini("moetier_compare", type="bool", help=text, default=False)
+    text = "compare this session's metrics with a stored one: latest (default), 0007, a file, kernel:6.12, host:ID"
+    group.addoption("--moetier-compare", nargs="?", const="latest", metavar="WHAT", default=None, help=text)
+    parser.addini("moetier_compare", type="bool", help="compare this session's metrics with the latest stored one")
+    text = "compare also what was not measured alike: another pool, trace, plan, profile, lane or emulation"
+    group.addoption("--moetier-compare-force", action="store_true", default=None, help=text)
+    parser.addini("moetier_compare_force", type="bool", help=text, default=False)
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -165,9 +173,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=lambda item: not _OVER_SEVERAL.isdisjoint(_fixtures(item)))
     if config.option.collectonly:
         return
-    from pytest_moetier.settings import need_files  # noqa: PLC0415
+    from pytest_moetier.settings import need_files, option  # noqa: PLC0415
 
     need_files(config)
+    if option(config, "compare_fail"):
+        from pytest_moetier.comparison import prepare_gate  # noqa: PLC0415
+
+        prepare_gate(session_of(config), ours)
     if config.pluginmanager.hasplugin("benchmark"):
         for item in ours:
             if "moetier_benchmark" in _fixtures(item):
@@ -189,7 +201,7 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:  #
 
 
 def _is_ours(item: pytest.Item) -> bool:
-    return not _fixtures(item).isdisjoint(_ON_CELLS | _ON_TRACES)
+    return not _fixtures(item).isdisjoint(_ON_CELLS | _ON_TRACES | _ON_MACHINES)
 
 
 def _fixtures(item: pytest.Item) -> set[str]:
@@ -207,7 +219,12 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     chosen = {one.id: one for item in items for one in subjects_of(item)}
     cells = any("moetier_cell" in _fixtures(item) for item in items)
     lines = header_lines(__version__, session) if cells else []
-    return lines + (routing_lines(__version__, session, list(chosen.values())) if chosen else [])
+    lines += routing_lines(__version__, session, list(chosen.values())) if chosen else []
+    if session.against is not None:
+        from pytest_moetier.comparison import against_lines  # noqa: PLC0415
+
+        lines += against_lines(session.against)
+    return lines
 
 
 @pytest.hookimpl(wrapper=True)
@@ -220,6 +237,11 @@ def pytest_runtest_makereport(
         from pytest_moetier.settings import option  # noqa: PLC0415
 
         _translate(item, call, report, refuted_fails=option(item.config, "refuted") == "fail")
+        if call.when == "call" and option(item.config, "compare_fail"):
+            from pytest_moetier.comparison import apply_gate  # noqa: PLC0415
+
+            apply_gate(item, report, session_of(item.config))
+        _tell(item, report)
     return report
 
 
@@ -238,9 +260,6 @@ def _translate(
         verdict = _own_verdict(item, call)
     if verdict is None or (call.when != "call" and verdict != "invalid"):
         return
-    report.user_properties.append(("moetier.verdict", verdict))
-    if item.nodeid in session_of(item.config).records and (scale := session_of(item.config).records[item.nodeid].scale):
-        report.user_properties.append(("moetier.scale", scale.words))
     known = item.stash.get(KNOWN, None)
     if known and verdict == "refuted":
         report.outcome, report.wasxfail = "skipped", known
@@ -248,6 +267,19 @@ def _translate(
         report.wasxfail = known
     elif verdict == "refuted" and report.failed and not refuted_fails:
         report.outcome = "passed"
+
+
+def _tell(item: pytest.Item, report: pytest.TestReport) -> None:
+    """Give a test's reports the properties of its record: JUnit's file is made of the last one, others of the first."""
+    from pytest_moetier.results import properties  # noqa: PLC0415
+
+    session = session_of(item.config)
+    record = session.records.get(item.nodeid)
+    broke = report.failed and record is not None and record.verdict == "not_examined"
+    if record is not None and not broke and (report.when == "call" or report.skipped):
+        item.stash[_TOLD] = properties(record, session)
+    told = item.stash.get(_TOLD, [])
+    report.user_properties += told
 
 
 def _own_verdict(item: pytest.Item, call: pytest.CallInfo[None]) -> str | None:
@@ -289,6 +321,10 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     ours.unwritten = write_files(ours)
     session.config.stash[_SAID], problems = write_report(ours)
     ours.unwritten += problems
+    if ours.against is not None:
+        from pytest_moetier.comparison import undecided  # noqa: PLC0415
+
+        ours.unwritten += undecided(ours)
     invalid = sum(one.verdict == "invalid" for one in ours.records.values())
     if invalid and session.testsfailed == invalid:
         session.exitstatus = EXIT_INVALID

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import platform
-import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, replace
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -21,21 +18,13 @@ from rich.table import Table
 
 from pytest_moetier.campaign import CellResult
 from pytest_moetier.cell import HOST, RECLAIM, Cell
+from pytest_moetier.comparison import comparison_lines
 from pytest_moetier.errors import InputError, MoetierError
+from pytest_moetier.files import write_whole
 from pytest_moetier.finding import PROFILE_FORMAT, Metric, metrics_of
-from pytest_moetier.history import (
-    SCHEMA_VERSION,
-    Comparison,
-    compare,
-    compare_traces,
-    guest_json,
-    guests_of,
-    list_json,
-    machine_of,
-    metric_json,
-    proof_json,
-)
+from pytest_moetier.history import guests_of
 from pytest_moetier.host.probe import host_facts
+from pytest_moetier.results import document
 from pytest_moetier.routing import CACHES, GIVEN, RECORDED, SYNTHETIC, UNITS, Subject
 from pytest_moetier.settings import option, read_options
 from pytest_moetier.units import format_bytes, format_seconds
@@ -43,8 +32,6 @@ from pytest_moetier.verdicts import MoetierSession, Record
 
 _RULED = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 """Columns two apart and a rule under the head: ASCII, so that a log or a mail keeps it."""
-_COMPARED = ("seconds_per_iteration", "device_bytes", "amplification")
-_COMPARED_TRACES = ("zipf_slope", "reuse_w1", "reuse_w64", "pool_coverage")
 _UNCUT = 1000
 _WIDTH = 200  # wider than any table of ours: a row is never cut; a narrow terminal wraps it
 
@@ -96,15 +83,17 @@ def terminal_summary(terminal: Any, session: MoetierSession) -> None:  # noqa: A
     terminal.section("moetier", sep="=")
     for finding in sorted({record.finding for record in session.records.values()}):
         records = [record for record in session.records.values() if record.finding == finding]
-        cells = [record for record in records if not record.traced]
+        cells = [record for record in records if not record.rowed]
         if cells:
             terminal.write_line(_rendered(_table(finding, cells, session), terminal.hasmarkup, _UNCUT))
         for line in _routing(finding, [record for record in records if record.traced], markup=terminal.hasmarkup):
             terminal.write_line(line)
+        for line in _machines(finding, [one for one in records if one.constants is not None], terminal.hasmarkup):
+            terminal.write_line(line)
     for line in _remarks(session):
         terminal.write_line(line)
-    if option(session.config, "compare"):
-        for line in _comparison(session, markup=terminal.hasmarkup):
+    if session.against is not None:
+        for line in comparison_lines(session.against, session):
             terminal.write_line(line)
 
 
@@ -274,6 +263,20 @@ def _routing(finding: str, records: Sequence[Record], *, markup: bool) -> list[s
     return lines
 
 
+def _machines(finding: str, records: Sequence[Record], markup: bool) -> list[str]:  # noqa: FBT001 - as _rendered
+    """Return the table of the findings on machines, a row each, and the constants that they rest on, with sources."""
+    if not records:
+        return []
+    lines = [f"{finding}: machines", _rendered(_domains_table(records, "machine"), markup), _MARK_LEGEND]
+    rested = [f"constant {one.cell}: {_constant(each)}" for one in records for each in one.constants or ()]
+    return lines + list(dict.fromkeys(rested))
+
+
+def _constant(one: Mapping[str, Any]) -> str:
+    value = f"{one['value'] / 1e9:.4g} GB/s" if one["unit"] == "B/s" else f"{one['value']:.4g} {one['unit']}"
+    return f"{one['name']} {value} ({', '.join(filter(None, (one['source'], one['date'])))})"
+
+
 def _subject_table(records: Sequence[Record]) -> Table:
     rows: dict[str, list[Record]] = {}
     for record in records:
@@ -290,10 +293,10 @@ def _subject_table(records: Sequence[Record]) -> Table:
     return table
 
 
-def _domains_table(records: Sequence[Record]) -> Table:
+def _domains_table(records: Sequence[Record], head: str = "traces") -> Table:
     origins = {_origin(record) for record in records}
     table = Table(box=_RULED)
-    for name in ("traces", "finding", "values", "verdict"):
+    for name in (head, "finding", "values", "verdict"):
         table.add_column(name, no_wrap=name != "values")
     for record in records:
         values = ", ".join(f"{_head(name)} {_marked(record, name)}" for name in record.metrics)
@@ -344,13 +347,13 @@ def _remarks(session: MoetierSession) -> list[str]:
     told = {(str(each["subject"]), text) for one in records for each in one.accounting for text in each["warnings"]}
     lines += [f"warning: {subject}: {text}" for subject, text in sorted(told)]
     for record in records:
-        one_by_one = {"refuted", "invalid"} if record.traced else {"refuted", "invalid", "not_examined"}
+        one_by_one = {"refuted", "invalid"} if record.rowed else {"refuted", "invalid", "not_examined"}
         if record.verdict in one_by_one and record.reason:
-            where = f"{record.cell} {_test_word(record)}" if record.traced else record.cell or record.test
+            where = f"{record.cell} {_test_word(record)}" if record.rowed else record.cell or record.test
             said = record.reason.splitlines()
-            lines += [f"{record.shown} {where}: {line}" for line in (said if record.traced else said[:1])]
+            lines += [f"{record.shown} {where}: {line}" for line in (said if record.rowed else said[:1])]
     lines += [f"{one.shown} {one.test}: {judged}" for one in records for judged in _told(one)]
-    lines += _not_examined([one for one in records if one.traced and one.verdict == "not_examined"])
+    lines += _not_examined([one for one in records if one.rowed and one.verdict == "not_examined"])
     # Two findings may rest on one cell, of which the same is then to be said.
     lines += dict.fromkeys(line for record in records if (line := _lowered(record)))
     lines += dict.fromkeys(line for record in records for line in _knowing(record))
@@ -374,7 +377,7 @@ def _scales(records: Iterable[Record]) -> list[str]:
 
 def _told(record: Record) -> list[str]:
     """Return the judgements of a supported finding over several cells: its figures have no row of their own."""
-    alone = record.traced or record.cell is not None or record.verdict != "supported"
+    alone = record.rowed or record.cell is not None or record.verdict != "supported"
     return [] if alone else [str(one) for one in record.judgements]
 
 
@@ -415,62 +418,6 @@ def _lowered(record: Record) -> str:
     return f"flagged or unobserved {record.cell}: {said}" if said else ""
 
 
-def _comparison(session: MoetierSession, *, markup: bool) -> list[str]:
-    """Return the tables of this session / the stored ones: cells and traces each with the newest that has such."""
-    lines = []
-    proved = [one for one in session.campaign.results.values() if one.proved]
-    current = {one.cell.id: metrics_of(one.runs) for one in proved}
-    if session.baseline is not None and current:
-        path, cells = session.baseline
-        contexts = {one.cell.id: context for one in proved if (context := session.campaign.context_of(one.cell))}
-        given = {
-            one.cell.id: {
-                "lists": [each.words for each in one.lists],
-                "machine": machine_of(guest_json(guests_of(one))),
-            }
-            for one in proved
-        }
-        found = compare(cells, current, contexts, given, _COMPARED)
-        lines += _ratios(path, found, current, _COMPARED, markup=markup)
-    traced = {str(one.cell): one for one in session.records.values() if one.traced and not one.over}
-    if session.routing_baseline is not None and traced:
-        path, stored = session.routing_baseline
-        figures = _figures_by_subject(session)
-        accounting = {subject: one.accounting[0] for subject, one in traced.items()}
-        traces = compare_traces(stored, figures, accounting, _COMPARED_TRACES)
-        lines += _ratios(path, traces, figures, _COMPARED_TRACES, markup=markup)
-    return lines or ["compare: no stored session with metrics; store one with --benchmark-autosave"]
-
-
-def _figures_by_subject(session: MoetierSession) -> dict[str, dict[str, Metric]]:
-    """Return the metrics of each trace, those of all its tests together."""
-    found: dict[str, dict[str, Metric]] = {}
-    for record in session.records.values():
-        if record.traced and not record.over:
-            found.setdefault(str(record.cell), {}).update(record.metrics)
-    return found
-
-
-def _ratios(
-    path: str,
-    compared: tuple[Sequence[Comparison], Sequence[str]],
-    cells: Iterable[str],
-    names: Sequence[str],
-    *,
-    markup: bool,
-) -> list[str]:
-    found, refused = compared
-    table = Table(box=_RULED)
-    table.add_column("cell", no_wrap=True)
-    for name in names:
-        table.add_column(name, justify="right")
-    for cell_id in cells:
-        ratios = {one.metric: one for one in found if one.cell == cell_id}
-        if ratios:
-            table.add_row(cell_id, *(f"{ratios[name].ratio:.3f}x" if name in ratios else "" for name in names))
-    return [f"this session / {path}", _rendered(table, markup), *(f"compare: {line}" for line in refused)]
-
-
 def write_files(session: MoetierSession) -> list[str]:
     """Write ``--moetier-json`` and ``--moetier-learn``, each whole or not at all; return a line for each that failed.
 
@@ -490,85 +437,13 @@ def write_files(session: MoetierSession) -> list[str]:
 def _json_bytes(session: MoetierSession) -> bytes:
     import orjson  # noqa: PLC0415
 
-    return orjson.dumps(_document(session), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+    return orjson.dumps(document(session), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
 
 
 def _profile_bytes(session: MoetierSession) -> bytes:
     import yaml  # noqa: PLC0415
 
     return yaml.safe_dump(_learned(session), sort_keys=False, width=120).encode()
-
-
-def write_whole(path: Path, data: bytes) -> None:
-    """Write beside the target, then rename: a full disk or a kill leaves the old file."""
-    new, path = None, path.resolve()
-    if path.exists() and not path.is_file():
-        raise InputError(f"{path} is no plain file", "a plain file, or none yet", "choose another")
-    try:
-        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
-            new = Path(file.name)
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        new.chmod(0o644)
-        new.replace(path)
-    except OSError as error:
-        if new is not None:
-            with suppress(OSError):
-                new.unlink()
-        raise InputError(f"{error.strerror}", "a folder that may be written to, with room", "choose another") from error
-
-
-def _document(session: MoetierSession) -> dict[str, Any]:
-    return {
-        "schema_version": SCHEMA_VERSION,
-        "host": host_facts().as_json(),
-        "context": asdict(session.campaign.context) if session.campaign.context else None,
-        "contexts": {
-            word if kernel == HOST else f"{word}-k{kernel}": asdict(one)
-            for (word, kernel), one in session.campaign.contexts.items()
-        },
-        "results": [_result(record, session) for record in session.records.values()],
-    }
-
-
-def _generations(result: CellResult) -> list[dict[str, Any]]:
-    """Return what each boot's audit of the generations came to; its series are drawn by ``--moetier-report``."""
-    audits = [one.figures.audit for one in result.runs if one.figures.audit is not None]
-    series = {"moments", "device_bytes", "logical_bytes", "nominal_bytes"}
-    return [{name: value for name, value in one.as_json().items() if name not in series} for one in audits]
-
-
-def _result(record: Record, session: MoetierSession) -> dict[str, Any]:
-    measured = session.campaign.results.get(record.cell or "")
-    guest = guest_json(guests_of(measured)) if measured is not None else None
-    proved = record.verdict != "invalid"
-    traced = {"synthetic": any(one["synthetic"] for one in record.accounting), "accounting": list(record.accounting)}
-    return {
-        "finding": record.finding,
-        "test": record.test,
-        "cell": record.cell,
-        "verdict": record.shown,
-        "reason": record.reason,
-        "bounds": [
-            {
-                "id": one.bound.id,
-                "value": one.value,
-                "seen": one.value,
-                "expected": one.bound.text,
-                "verdict": one.verdict,
-                "source": one.bound.source,
-            }
-            for one in record.judgements
-        ],
-        "metrics": {name: metric_json(metric) for name, metric in record.metrics.items()} if proved else {},
-        "lists": [list_json(one) for one in record.lists],
-        "proof": [proof_json(proof) for proof in record.proofs],
-        **(traced if record.traced else {}),
-        **({"scale": record.scale.as_json(), "hardware": "not_examined"} if record.scale is not None else {}),
-        **({"guest": guest} if guest is not None else {}),
-        **({"generations": told} if measured is not None and (told := _generations(measured)) else {}),
-    }
 
 
 _LEARNED = (("device_bytes", 0.05), ("amplification", 0.05), ("seconds_per_iteration", 0.25))

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,11 +29,13 @@ from pytest_moetier.cell import (
     KernelAsked,
 )
 from pytest_moetier.errors import InputError
+from pytest_moetier.files import report_folder
 from pytest_moetier.modes import PREFETCH, mode_of
 from pytest_moetier.units import Capacity, parse_bytes
-from pytest_moetier.verdicts import SESSION, MoetierSession
+from pytest_moetier.verdicts import SESSION, Against, MoetierSession
 
 if TYPE_CHECKING:
+    from pytest_moetier.history.compare import Gate
     from pytest_moetier.routing import Subject
 
 
@@ -239,30 +240,8 @@ def _output(value: str, name: str) -> Path:
 
 
 def _report(value: str) -> Path | None:
-    """Return the folder of the report, which may yet have to be made; refused now where it surely cannot be."""
-    if not value:
-        return None
-    path = Path(value)
-    whole = path.resolve()
-    there = next(one for one in (whole, *whole.parents) if one.exists())
-    why = ""
-    if not there.is_dir():
-        why = f"{'it' if there == whole else there} is no folder"
-    elif not os.access(there, os.W_OK | os.X_OK):
-        why = f"{there} may not be written to"
-    if why:
-        raise InputError(
-            f"--moetier-report {value} cannot be written: {why}",
-            "a folder that may be written to, or made",
-            "name another",
-        )
-    if find_spec("matplotlib") is None:
-        raise InputError(
-            "--moetier-report draws with matplotlib, which is not installed",
-            "the extra `plot`",
-            "pip install 'pytest-moetier[plot]'",
-        )
-    return path
+    """Return the folder of the report; refused now, not after minutes of measuring, where it surely cannot be made."""
+    return report_folder(value, "--moetier-report") if value else None
 
 
 def _trace(word: str) -> tuple[str, Path]:
@@ -477,11 +456,43 @@ def session_of(config: pytest.Config) -> MoetierSession:
     return config.stash[SESSION]
 
 
+def _against(config: pytest.Config) -> Against | None:
+    """Return what the session is to be held against, None for nothing.
+
+    Raises:
+        pytest.UsageError: a baseline was named, or a gate, and there is none.
+    """
+    from pytest_moetier.history.baselines import LATEST, Storage  # noqa: PLC0415
+    from pytest_moetier.history.store import storage_folder  # noqa: PLC0415
+
+    what, gated = option(config, "compare"), option(config, "compare_fail")
+    if not what and not gated:
+        return None
+    try:
+        gate = _gate(gated) if gated else None
+        storage = Storage.read(storage_folder(config))
+        found = storage.baseline(what if isinstance(what, str) else LATEST, needed=gate is not None)
+    except InputError as error:
+        raise pytest.UsageError(f"pytest-moetier: --moetier-compare{'-fail' if gated else ''}: {error}") from error
+    return Against(found, storage.skipped, gate, bool(option(config, "compare_force")), _is_given(config, "rounds"))
+
+
+def _gate(text: str) -> Gate:
+    from pytest_moetier.finding import METRICS  # noqa: PLC0415
+    from pytest_moetier.history.compare import Gate  # noqa: PLC0415
+
+    gate = Gate.parse(text)
+    known = [name for name, (_, better, _) in METRICS.items() if better != "neither"]
+    if gate.metric not in known:
+        raise InputError(f"{gate.metric} is no metric of a cell that can be worse", f"one of {', '.join(known)}")
+    return gate
+
+
 def build_session(config: pytest.Config) -> MoetierSession:
     """Return the session's campaign, traces to study and profile, from the options; neither pool nor file is read."""
     from pytest_moetier.campaign import Campaign, Settings  # noqa: PLC0415 - numpy and yaml only when a test runs
     from pytest_moetier.finding import read_profile  # noqa: PLC0415
-    from pytest_moetier.history import latest_stored, storage_problem  # noqa: PLC0415
+    from pytest_moetier.history import save_one_at_a_time, storage_problem  # noqa: PLC0415
     from pytest_moetier.host.probe import host_facts  # noqa: PLC0415
     from pytest_moetier.progress import reporter  # noqa: PLC0415
     from pytest_moetier.routing import DEFAULT_SEED, Studies  # noqa: PLC0415
@@ -521,8 +532,8 @@ def build_session(config: pytest.Config) -> MoetierSession:
         profile = None
     studies = Studies(DEFAULT_SEED if options.seed is None else options.seed, options.iterations)
     session = MoetierSession(config, campaign, studies, profile, report)
-    if option(config, "compare"):
-        session.baseline, session.routing_baseline = latest_stored(config), latest_stored(config, traces=True)
+    session.against = _against(config)
+    save_one_at_a_time(config)
     if len(options.traces) > 1:
         session.cell_notes.append(
             f"{len(options.traces)} traces given: cells replay the first, {options.traces[0][1]};"

@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from pytest_moetier.campaign import Campaign, CellResult
     from pytest_moetier.cell import Cell
     from pytest_moetier.finding import Bound, Judgement, Metric, Profile, Scale, Span
+    from pytest_moetier.history.compare import Comparison, Gate
+    from pytest_moetier.history.sessions import StoredSession
     from pytest_moetier.progress import Reporter
     from pytest_moetier.proof import Proof, ProvedRun
     from pytest_moetier.replay import ListFile
@@ -36,9 +38,6 @@ KNOWN = pytest.StashKey[str]()
 
 AT_SCALE = " at this scale"
 _OF_SCALE = {"supported", "refuted"}
-
-Baseline = tuple[str, Mapping[str, Any]]
-"""A stored session: its file, and ``extra_info["moetier"]`` by the id of a cell or of a trace's subject."""
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -59,6 +58,25 @@ class VirtualClock:
         self._now += seconds
 
 
+@dataclass(frozen=True, slots=True)
+class Against:
+    """What a session is held against.
+
+    Attributes:
+        sessions: stored before it began; none where there is none.
+        notes: what was left out of the storage, and why.
+        gate: the metric whose regression fails a cell, None for none.
+        force: compare also what was not measured alike.
+        rounds_given: whether the user chose the rounds: a gate then does not.
+    """
+
+    sessions: tuple[StoredSession, ...] = ()
+    notes: tuple[str, ...] = ()
+    gate: Gate | None = None
+    force: bool = False
+    rounds_given: bool = True
+
+
 @dataclass(slots=True)
 class Record:
     """What is known of one test: verdict, judged bounds, metrics and proofs.
@@ -66,7 +84,7 @@ class Record:
     Attributes:
         finding: the finding it belongs to.
         test: its name.
-        cell: the id of its cell, or of the subject or group of subjects of a finding on traces.
+        cell: the id of its cell, or of the subject or group of subjects of a finding on traces, or of a machine.
         verdict: supported, refuted, not_examined or invalid.
         reason: why, with the values.
         why: the reason alone, the same for all tests that share it.
@@ -78,6 +96,7 @@ class Record:
         over: a finding over several subjects.
         lists: the tables and the advice that its cell was given.
         scale: of the machine, where it is a virtual one.
+        constants: those of a machine that it rests on, each with its source; None for every other finding.
     """
 
     finding: str
@@ -94,6 +113,12 @@ class Record:
     over: bool = False
     lists: Sequence[ListFile] = ()
     scale: Scale | None = None
+    constants: Sequence[Mapping[str, Any]] | None = None
+
+    @property
+    def rowed(self) -> bool:
+        """Whether its values have a row of their own, with the finding: it is not one on cells."""
+        return self.traced or self.constants is not None
 
     @property
     def shown(self) -> str:
@@ -105,9 +130,11 @@ class MoetierSession:
     """The campaign, the studied traces, the profile, the clock and the verdicts of one pytest session.
 
     Attributes:
-        baseline: the cells stored before the session began.
-        routing_baseline: the traces' statistics stored before it began.
+        against: what it is held against; None where that was not asked for.
+        compared: what came of that for the gate, once all cells are measured.
+        gated: the gate's verdict on each test.
         cell_notes: what is to be said only when cells are measured.
+        document: its verdicts as JSON, once it is over and they were asked for.
     """
 
     def __init__(
@@ -118,12 +145,14 @@ class MoetierSession:
         self.campaign = campaign
         self.studies = studies
         self.profile = profile
-        self.baseline: Baseline | None = None
-        self.routing_baseline: Baseline | None = None
+        self.against: Against | None = None
+        self.compared: Comparison | None = None
+        self.gated: dict[str, str] = {}
         self.cell_notes: list[str] = []
         self.clock = VirtualClock()
         self.records: dict[str, Record] = {}
         self.unwritten: list[str] = []
+        self.document: Mapping[str, Any] | None = None
         self._report = report
         self._caught: list[signal.Signals] = []
 
@@ -254,8 +283,8 @@ def label_of(item: pytest.Item) -> Cell | str | None:
     """Return what the records call a test's parameter: its cell, or the id of its subject or of their group."""
     params, chosen = _params(item), subjects_of(item)
     if not chosen:
-        cell: Cell | None = params.get("moetier_cell")
-        return cell
+        label: Cell | str | None = params.get("moetier_cell", params.get("moetier_tiers"))
+        return label
     return chosen[0].id if "moetier_routing" in params else chosen[0].group
 
 

@@ -7,14 +7,20 @@ import sys
 from collections.abc import Sequence
 
 from pytest_moetier import __version__
+from pytest_moetier.cli.compare import add_compare
 from pytest_moetier.cli.doctor import add_doctor
 from pytest_moetier.cli.guest import add_guest
+from pytest_moetier.cli.history import add_history
 from pytest_moetier.cli.parsers import add_group
 from pytest_moetier.cli.plan import add_plan
 from pytest_moetier.cli.pool import add_pool
+from pytest_moetier.cli.report import add_report
 from pytest_moetier.cli.say import note, silence_stdout
 from pytest_moetier.cli.simulate import add_simulate
+from pytest_moetier.cli.size import add_size
+from pytest_moetier.cli.tiers import add_tiers
 from pytest_moetier.cli.trace import add_locality, add_trace
+from pytest_moetier.cli.watch import add_watch
 from pytest_moetier.errors import MoetierError
 
 
@@ -29,7 +35,13 @@ def build_parser() -> argparse.ArgumentParser:
     add_locality(commands)
     add_simulate(commands)
     add_guest(add_group(commands, "guest", "kernels for virtual machines: fetch, list, check, bisect-step, table"))
+    add_tiers(commands)
+    add_size(commands)
+    add_compare(commands)
+    add_history(add_group(commands, "history", "stored sessions: list, show, prune"))
+    add_report(commands)
     add_doctor(commands)
+    add_watch(commands)
     return parser
 
 

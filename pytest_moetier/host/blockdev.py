@@ -95,6 +95,35 @@ def devices_of_many(targets: Iterable[str | Path | int]) -> tuple[BlockDevice, .
     return _deduplicated(device for target in targets for device in devices_of(target))
 
 
+def devices_named(word: str) -> tuple[BlockDevice, ...]:
+    """Return the devices that a user names: a kernel name or node (``nvme0n1``, ``/dev/nvme0n1``), or a file upon them.
+
+    Raises:
+        InputError: there is neither such a device nor such a file.
+        UnsupportedHostError: the file lies on a filesystem without a block device.
+    """
+    name = procfs.at(word).resolve().name if word.startswith("/dev/") else word
+    if "/" not in name and (number := _number_of_name(name)) is not None:
+        return _counted(*number)
+    if not word or word.startswith("/dev/") or not Path(word).exists():
+        raise InputError(
+            f"no block device {word!r}, and no such file", "a name such as nvme0n1, or a file or folder", "lsblk"
+        )
+    return devices_of(word)
+
+
+def loops_of(image: Path) -> tuple[BlockDevice, ...]:
+    """Return the loop devices that show the file ``image`` now."""
+    wanted = str(image.resolve())
+    found = []
+    for entry in sorted(procfs.at("/sys/block").glob("loop*/loop/backing_file")):
+        name = entry.parents[1].name
+        text = procfs.try_text(f"/sys/block/{name}/loop/backing_file")
+        if text is not None and text.rstrip("\n") == wanted and (number := _number_of_name(name)) is not None:
+            found.append(_describe(*number))
+    return tuple(found)
+
+
 def resolve(major: int, minor: int, mount: procfs.Mount | None) -> tuple[BlockDevice, ...]:
     """Return the devices behind a file's ``st_dev`` and its mount.
 

@@ -7,6 +7,7 @@ Where only a service manager may make groups, it is asked for a scope unit (``sy
 
 from __future__ import annotations
 
+import glob
 import os
 import re
 import shlex
@@ -18,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from pytest_moetier.errors import HarnessError, UnsupportedHostError
+from pytest_moetier.errors import HarnessError, InputError, UnsupportedHostError
 from pytest_moetier.host import procfs, undo
 from pytest_moetier.host.restore import Journal
 
@@ -371,6 +372,42 @@ def _hierarchies() -> tuple[_Hierarchy, ...]:
         elif mount.kind == "cgroup" and "memory" in mount.super_options:
             found.append(_Hierarchy(1, point, _own_group(point, mount.root, "memory")))
     return tuple(sorted(found, key=lambda item: -item.version))
+
+
+def memory_mount() -> Path | None:
+    """Return where the hierarchy with a memory controller is mounted, v2 first; None without one."""
+    return next((one.mount for one in _hierarchies()), None)
+
+
+def find_group(word: str) -> ScopeFiles:
+    """Return the memory control group that a user names: its folder, its path in the hierarchy, or its name alone.
+
+    Raises:
+        InputError: there is no such group, or several have the name.
+        UnsupportedHostError: no hierarchy has a memory controller.
+    """
+    hierarchies = _hierarchies()
+    if not hierarchies:
+        raise UnsupportedHostError("no control group hierarchy with a memory controller is mounted", "one", _FIX)
+    for hierarchy in hierarchies:
+        mount = hierarchy.mount
+        inside = Path(word).relative_to(mount) if Path(word).is_relative_to(mount) else Path(word.lstrip("/"))
+        if ".." not in inside.parts and procfs.exists(mount / inside / "memory.stat"):
+            return ScopeFiles(hierarchy.version, str(mount / inside))
+    found = [
+        ScopeFiles(hierarchy.version, f"{hierarchy.mount}/{entry.relative_to(procfs.at(hierarchy.mount))}")
+        for hierarchy in hierarchies
+        for entry in (procfs.at(hierarchy.mount).rglob(glob.escape(word)) if word and "/" not in word else ())
+        if (entry / "memory.stat").exists()
+    ]
+    if len(found) == 1:
+        return found[0]
+    several = f"several control groups are named {word!r}: {', '.join(one.path for one in found[:4])}"
+    raise InputError(
+        several if found else f"no memory control group {word!r}",
+        f"the folder of one below {hierarchies[0].mount}",
+        f"ls {hierarchies[0].mount}, or systemd-cgls",
+    )
 
 
 def _own_group(point: Path, root: str, controller: str) -> Path:

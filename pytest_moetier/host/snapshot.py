@@ -431,7 +431,7 @@ _SAME_NAME = (
 
 
 def difference(start: Counters, end: Counters) -> Interval:
-    """Return ``end - start``, field by field; None where either is None.
+    """Return ``end - start``, field by field; None where either is None, or a counter fell: it wrapped or started anew.
 
     Raises:
         HarnessError: the two snapshots are of different devices.
@@ -442,9 +442,9 @@ def difference(start: Counters, end: Counters) -> Interval:
     devices = tuple(
         DeviceInterval(
             a.name,
-            _minus(b.read_bytes, a.read_bytes),
-            _minus(b.reads, a.reads),
-            _minus(b.written_bytes, a.written_bytes),
+            _rise(b.read_bytes, a.read_bytes),
+            _rise(b.reads, a.reads),
+            _rise(b.written_bytes, a.written_bytes),
         )
         for a, b in zip(start.devices, end.devices, strict=True)
     )
@@ -455,14 +455,14 @@ def difference(start: Counters, end: Counters) -> Interval:
         device_read_bytes=_total([device.read_bytes for device in devices]),
         device_written_bytes=_total([device.written_bytes for device in devices]),
         devices=devices,
-        **{name: _minus(getattr(end, name), getattr(start, name)) for name in _SAME_NAME},
+        **{name: _rise(getattr(end, name), getattr(start, name)) for name in _SAME_NAME},
         memcg_scan=_memcg(start, end, "pgscan"),
         memcg_steal=_memcg(start, end, "pgsteal"),
-        scope_limit_hits=_scope_minus(start, end, "limit_hits"),
-        scope_oom_kills=_scope_minus(start, end, "oom_kills"),
-        scope_refault_file=_scope_minus(start, end, "refault_file"),
-        scope_swap_bytes=_scope_minus(start, end, "swap_bytes"),
-        ancestor_limit_hits=_scope_minus(start, end, "ancestor_limit_hits"),
+        scope_limit_hits=_scope_rise(start, end, "limit_hits"),
+        scope_oom_kills=_scope_rise(start, end, "oom_kills"),
+        scope_refault_file=_scope_rise(start, end, "refault_file"),
+        scope_swap_bytes=_minus(getattr(end.scope, "swap_bytes", None), getattr(start.scope, "swap_bytes", None)),
+        ancestor_limit_hits=_scope_rise(start, end, "ancestor_limit_hits"),
     )
 
 
@@ -475,22 +475,30 @@ def _minus(end: int | None, start: int | None) -> int | None:
     return None if start is None or end is None else end - start
 
 
-def _scope_minus(start: Counters, end: Counters, name: str) -> int | None:
-    return _minus(getattr(end.scope, name, None), getattr(start.scope, name, None))
+def _rise(end: int | None, start: int | None) -> int | None:
+    change = _minus(end, start)
+    return None if change is None or change < 0 else change
+
+
+def _scope_rise(start: Counters, end: Counters, name: str) -> int | None:
+    return _rise(getattr(end.scope, name, None), getattr(start.scope, name, None))
 
 
 def _memcg(start: Counters, end: Counters, verb: str) -> int | None:
     if start.scope is None or end.scope is None:
         return None
     if end.scope.version == 2:
-        return _minus(getattr(end.scope, verb), getattr(start.scope, verb))
-    by_type = [_minus(getattr(end, f"{verb}_{kind}"), getattr(start, f"{verb}_{kind}")) for kind in ("file", "anon")]
+        return _rise(getattr(end.scope, verb), getattr(start.scope, verb))
+    by_type = [_rise(getattr(end, f"{verb}_{kind}"), getattr(start, f"{verb}_{kind}")) for kind in ("file", "anon")]
     if by_type[0] is None or by_type[1] is None:  # absent before 5.8
         return None
     whole = by_type[0] + by_type[1]
-    rows = (_minus(getattr(end, f"{verb}_{who}"), getattr(start, f"{verb}_{who}")) for who in _GLOBAL_RECLAIMERS)
-    host = sum(row for row in rows if row is not None)  # a row this kernel lacks counts nothing
-    hits = _scope_minus(start, end, "limit_hits")
+    rows = [_minus(getattr(end, f"{verb}_{who}"), getattr(start, f"{verb}_{who}")) for who in _GLOBAL_RECLAIMERS]
+    known = [row for row in rows if row is not None]  # a row this kernel lacks counts nothing
+    if min(known, default=0) < 0:
+        return None
+    host = sum(known)
+    hits = _scope_rise(start, end, "limit_hits")
     if hits is None or host > _FOREIGN_RECLAIM_SHARE * whole or (whole > host and not hits):
         return None
     return whole - host

@@ -15,9 +15,10 @@ from pytest_moetier.finding import read_bounds
 from pytest_moetier.routing import UNITS
 
 BOUNDS = read_bounds(BENCH / "bounds.yaml")
-ON_DEVICE = [one for one in BOUNDS if not one.id.startswith("routing.") and one.value not in UNITS]
-"""The bounds of findings on cells; those on traces have tests of their own."""
-RECLAIM = ("reclaim", "locked", "ladder", "access", "confounders", "generations")
+ELSEWHERE = ("routing.", "tiers.", "sizing.")
+ON_DEVICE = [one for one in BOUNDS if not one.id.startswith(ELSEWHERE) and one.value not in UNITS]
+"""The bounds of findings on cells; those on traces and on machines have tests of their own."""
+RECLAIM = ("reclaim", "locked", "ladder", "access", "confounders", "generations", "guidance")
 """The findings on cells in virtual machines."""
 FIGURES: dict[str, tuple[Any, Any]] = dict.fromkeys(
     (
@@ -90,7 +91,7 @@ def test_every_bound_on_cells_is_judged_by_a_finding() -> None:
     assert {one.id for one in ON_DEVICE} == found
 
 
-@pytest.mark.parametrize("finding", ["policy", "advice", "small_box", "hit_cost", "generations"])
+@pytest.mark.parametrize("finding", ["policy", "advice", "small_box", "hit_cost", "generations", "guidance"])
 def test_a_finding_judges_the_bounds_that_bear_its_name_and_those_of_every_cell(finding: str) -> None:
     found = judged(finding)
     own = {one.id for one in ON_DEVICE if one.id.startswith(f"{finding}.")}

@@ -9,9 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from pytest_benchmark.storage.file import FileStorage
-
-from pytest_moetier.history import latest_stored
 
 
 def test_a_file_that_surely_cannot_be_written_is_refused_before_anything_is_measured(
@@ -39,37 +36,6 @@ def test_an_unwritable_history_is_refused_before_anything_is_measured(host: Any,
     (host.folder / ".benchmarks").write_text("no folder")
     ended = host.pytest(small_pool, "--benchmark-autosave")
     assert "--benchmark-storage" in ended.refused(r"ERROR: pytest-moetier: the benchmark history \S+", ret=4)
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '{"benchmarks": [{"extra_info": {"moetier": {"schema_ver',
-        '{"benchmarks": []}',
-        "[]",
-        json.dumps({"benchmarks": [{"stats": {"min": 1, "max": 1, "data": []}, "extra_info": "theirs"}]}),
-        json.dumps(
-            {"benchmarks": [{"stats": {"min": 1}, "extra_info": {"moetier": {"schema_version": 1, "cell": None}}}]}
-        ),
-    ],
-    ids=["cut", "empty", "list", "foreign", "damaged"],
-)
-def test_a_history_that_is_not_ours_is_passed_over(host: Any, text: str) -> None:
-    folder = host.folder / "history"
-    (folder / "machine").mkdir(parents=True)
-    (folder / "machine" / "0001_x.json").write_text(text)
-
-    class Log:
-        def warning(self, *_: object) -> None:
-            """Ignore it."""
-
-    class Session:
-        storage = FileStorage(folder, Log())
-
-    class Config:
-        _benchmarksession = Session()
-
-    assert latest_stored(Config()) is None  # type: ignore[arg-type]
 
 
 def test_comparing_with_a_cut_off_history_says_that_there_is_none(host: Any, small_pool: Path) -> None:

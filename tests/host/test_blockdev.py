@@ -105,3 +105,34 @@ def test_tmpfs_is_refused_by_name() -> None:
 def test_a_missing_path_is_the_users_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="gone: No such file"):
         blockdev.devices_of(tmp_path / "gone")
+
+
+@pytest.mark.parametrize("word", ["dm-0", "/dev/dm-0", "/dev/mapper/vg0-root"])
+def test_a_device_is_named_by_its_name_its_node_or_a_link_to_it(recorded: Recorded, word: str) -> None:
+    recorded("dm-over-nvme")
+    assert names(blockdev.devices_named(word)) == ["dm-0"]
+
+
+def test_a_device_is_named_by_a_file_upon_it(tmp_path: Path) -> None:
+    assert blockdev.devices_named(str(tmp_path)) == blockdev.devices_of(tmp_path)
+
+
+@pytest.mark.parametrize("word", ["sdz", "/dev/sdz", "/no/such/file", "../dm-0", ""])
+def test_what_names_no_device_is_refused(recorded: Recorded, word: str) -> None:
+    recorded("dm-over-nvme")
+    with pytest.raises(InputError, match=r"no block device .*, and no such file; expected a name such as nvme0n1"):
+        blockdev.devices_named(word)
+
+
+def test_the_loop_devices_of_an_image_are_found_and_those_of_others_are_not(recorded: Recorded, tmp_path: Path) -> None:
+    root = recorded("dm-over-nvme")
+    image = tmp_path / "pool.img"
+    image.touch()
+    for number, backing in ((3, image), (4, tmp_path / "other.img"), (5, f"{image} (deleted)")):
+        folder = root / f"sys/block/loop{number}"
+        (folder / "loop").mkdir(parents=True)
+        (folder / "loop" / "backing_file").write_text(f"{backing}\n")
+        (root / f"sys/dev/block/7:{number}").symlink_to(folder)
+        (root / f"sys/class/block/loop{number}").symlink_to(folder)
+        (folder / "dev").write_text(f"7:{number}\n")
+    assert names(blockdev.loops_of(image)) == ["loop3"]

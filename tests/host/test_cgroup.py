@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from trees import Recorded
 
-from pytest_moetier.errors import HarnessError, UnsupportedHostError
+from pytest_moetier.errors import HarnessError, InputError, UnsupportedHostError
 from pytest_moetier.host import blockdev, cgroup, procfs, snapshot
 from pytest_moetier.host.restore import Journal, drop_caches
 
@@ -364,3 +364,51 @@ def test_a_process_that_is_gone_cannot_be_added() -> None:
     finally:
         scope.close()
     assert time.monotonic() - started < 30
+
+
+V2_CELL = cgroup.ScopeFiles(2, "/sys/fs/cgroup/user.slice/moetier-9-cell")
+V1_CELL = cgroup.ScopeFiles(1, "/sys/fs/cgroup/memory/moetier-9-cell")
+
+
+@pytest.mark.parametrize(
+    ("host", "word", "expected"),
+    [
+        ("v2-systemd", "/sys/fs/cgroup/user.slice/moetier-9-cell", V2_CELL),
+        ("v2-systemd", "user.slice/moetier-9-cell", V2_CELL),
+        ("v2-systemd", "/user.slice/moetier-9-cell", V2_CELL),
+        ("v2-systemd", "moetier-9-cell", V2_CELL),
+        ("v1-hybrid", "/sys/fs/cgroup/memory/moetier-9-cell", V1_CELL),
+        ("v1-hybrid", "moetier-9-cell", V1_CELL),
+    ],
+)
+def test_a_group_is_named_by_its_folder_its_path_or_its_name_alone(
+    recorded: Recorded, host: str, word: str, expected: cgroup.ScopeFiles
+) -> None:
+    recorded(host)
+    assert cgroup.find_group(word) == expected
+    assert cgroup.memory_mount() == Path("/sys/fs/cgroup" if expected.version == 2 else "/sys/fs/cgroup/memory")
+
+
+@pytest.mark.parametrize("word", ["gone", "moetier-*", "user.slice/../user.slice/moetier-9-cell", "/etc"])
+def test_what_names_no_group_is_refused(recorded: Recorded, word: str) -> None:
+    recorded("v2-systemd")
+    with pytest.raises(
+        InputError, match=r"no memory control group .*; expected the folder of one below /sys/fs/cgroup"
+    ):
+        cgroup.find_group(word)
+
+
+def test_a_name_that_several_groups_have_is_refused_with_their_folders(recorded: Recorded) -> None:
+    root = recorded("v2-systemd")
+    other = root / "sys/fs/cgroup/system.slice/moetier-9-cell"
+    other.mkdir(parents=True)
+    (other / "memory.stat").write_text("file 0\n")
+    with pytest.raises(InputError, match=r"several control groups are named .*(user|system)\.slice/moetier-9-cell"):
+        cgroup.find_group("moetier-9-cell")
+
+
+def test_without_a_memory_hierarchy_no_group_can_be_named(recorded: Recorded) -> None:
+    recorded("dm-over-nvme")
+    assert cgroup.memory_mount() is None
+    with pytest.raises(UnsupportedHostError, match="no control group hierarchy with a memory controller"):
+        cgroup.find_group("any")

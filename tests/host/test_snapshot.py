@@ -242,3 +242,32 @@ def test_this_hosts_own_files_parse(tmp_path: Path) -> None:
     assert found.mem_available_bytes is not None
     assert 0 < found.mem_available_bytes <= found.mem_total_bytes
     assert found.process_rss_anon_bytes is None or found.process_rss_anon_bytes > 0
+
+
+def fallen(**start: int) -> snapshot.Interval:
+    """Return the interval of a v1 group over which the named rows fell to 60, by a wrap or a new start."""
+    rows = dict.fromkeys(ROWS, 0)
+    before = snapshot.parse(snapshot.Capture("a", 1.0, {"/proc/vmstat": vmstat(rows | start)}), (), None)
+    after = {name: 60 if name in start else 600 for name in ROWS}
+    end = snapshot.parse(snapshot.Capture("b", 2.0, {"/proc/vmstat": vmstat(after)}), (), None)
+    scope = snapshot.ScopeCounters(1, *[0] * 9, None, None, 0, 0)
+    return snapshot.difference(replace(before, scope=scope), replace(end, scope=replace(scope, limit_hits=9)))
+
+
+def test_a_counter_that_fell_is_unobserved_and_never_negative() -> None:
+    interval = fallen(pgscan_kswapd=2**32 - 40)
+    assert interval.pgscan_kswapd is None
+    assert interval.pgsteal_kswapd == 600
+
+
+@pytest.mark.parametrize("row", ["pgscan_kswapd", "pgscan_direct", "pgscan_file", "pgscan_anon"])
+def test_a_residual_with_a_row_that_fell_is_unobserved(row: str) -> None:
+    assert fallen(**{row: 2**32 - 40}).memcg_scan is None
+
+
+def test_swap_of_a_group_may_fall_as_it_is_a_size() -> None:
+    scope = snapshot.ScopeCounters(2, *[0] * 13)
+    start = replace(snapshot.parse(snapshot.Capture("a", 1.0, {})), scope=replace(scope, swap_bytes=500, pgscan=7))
+    end = replace(snapshot.parse(snapshot.Capture("b", 2.0, {})), scope=replace(scope, swap_bytes=100, pgscan=3))
+    interval = snapshot.difference(start, end)
+    assert (interval.scope_swap_bytes, interval.memcg_scan) == (-400, None)

@@ -29,7 +29,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(_spec is None, reason="the package build is missing: pip install build"),
 ]
-PROGRAMS = ("moetier-replay", "moetier-balloon", "moetier-agent")
+PROGRAMS = ("moetier-replay", "moetier-balloon", "moetier-agent", "moetier-probe")
 EXECUTABLES = tuple(f"pytest_moetier/bin/{name}" for name in PROGRAMS)
 STATIC = tuple(f"pytest_moetier/bin/static/{name}" for name in PROGRAMS)
 """For a guest, which has no C library; left out where this host cannot link them."""
@@ -131,8 +131,11 @@ def test_the_wheel_has_static_executables_where_they_can_be_linked(
 def test_the_wheel_has_every_module_and_every_finding_of_the_checkout(names: set[str]) -> None:
     modules = {str(p.relative_to(CHECKOUT)) for p in (CHECKOUT / "pytest_moetier").rglob("*.py")}
     findings = {f"pytest_moetier/{p.relative_to(CHECKOUT)}" for p in (CHECKOUT / "bench").rglob("*.py")}
+    kinds = (".yaml", ".json", ".html", ".css")
+    data = {str(p.relative_to(CHECKOUT)) for p in (CHECKOUT / "pytest_moetier").rglob("*") if p.suffix in kinds}
     assert findings
-    assert modules | findings | {"pytest_moetier/bench/bounds.yaml"} <= names
+    assert len(data) >= 5
+    assert modules | findings | data | {"pytest_moetier/bench/bounds.yaml"} <= names
 
 
 def test_the_wheel_has_nothing_but_the_package_and_its_metadata(names: set[str]) -> None:
@@ -177,6 +180,9 @@ def test_the_sdist_has_the_sources_the_tests_and_the_licence(built: Built) -> No
 def check_installed(python: Path, cwd: Path, env: dict[str, str]) -> None:
     """The command answers, the findings are collected, data and executables are found."""
     assert "usage: moetier" in run(python.parent / "moetier", "--help", cwd=cwd, env=env)
+    watched = run(python.parent / "moetier", "watch", "--count", "1", "--json", cwd=cwd, env=env)
+    assert watched, "the thresholds are those of the installed bounds"
+    assert ": 1.063 (" in run(python.parent / "moetier", "tiers", "--constants", "gh200", cwd=cwd, env=env)
     listing = run(python, "-m", "pytest", "--pyargs", "pytest_moetier.bench", "--collect-only", "-q", cwd=cwd, env=env)
     assert "test_capacity.py::" in listing
     code = (
@@ -197,7 +203,7 @@ def check_guests(python: Path, cwd: Path, env: dict[str, str], *, static: tuple[
         "ended = [subprocess.run([found(one), '--nonsense'], env={}, capture_output=True).returncode for one in names]"
     )
     if static:
-        assert run(python, "-c", f"{code}; print(ended)", cwd=cwd, env=env).strip() == "[2, 2, 2]"
+        assert run(python, "-c", f"{code}; print(ended)", cwd=cwd, env=env).strip() == "[2, 2, 2, 2]"
         return
     done = subprocess.run([python, "-c", code], cwd=cwd, env=env, capture_output=True, text=True, check=False)
     assert "expected a Linux install that could link one (libc.a)" in done.stderr

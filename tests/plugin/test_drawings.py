@@ -24,11 +24,12 @@ from pytest_moetier.proof import Proof, ProvedRun
 from pytest_moetier.replayer import Sample
 from pytest_moetier.routing import DEFAULT_SEED, Studies
 from pytest_moetier.units import PAGE_BYTES, Capacity
-from pytest_moetier.verdicts import MoetierSession
+from pytest_moetier.verdicts import MoetierSession, Record
 
 Bench = Callable[..., pytest.RunResult]
 
 FILES = ["generations.json", "generations.png", "generations.svg"]
+"""Of all cells together; each has a figure of its own too, and the report is beside them."""
 ITERATIONS = 20
 
 
@@ -58,8 +59,12 @@ def session(folder: Path | str, results: Sequence[CellResult]) -> MoetierSession
         option=SimpleNamespace(moetier_report=str(folder)),
         getini={**defaults, "moetier_trace": [], "moetier_kernel": []}.__getitem__,
     )
-    campaign = SimpleNamespace(results={one.cell.id: one for one in results})
-    return MoetierSession(config, campaign, Studies(DEFAULT_SEED, 0), None, None)  # type: ignore[arg-type]
+    campaign = SimpleNamespace(results={one.cell.id: one for one in results}, context=None, contexts={}, notes=[])
+    made = MoetierSession(config, campaign, Studies(DEFAULT_SEED, 0), None, None)  # type: ignore[arg-type]
+    for one in results:
+        verdict = "supported" if one.proved else "invalid" if one.invalid else "not_examined"
+        made.records[one.cell.id] = Record("generations", f"test_generations[{one.cell.id}]", one.cell.id, verdict)
+    return made
 
 
 def texts(path: Path) -> list[str]:
@@ -72,17 +77,22 @@ def names(folder: Path) -> list[str]:
     return sorted(one.name for one in folder.iterdir())
 
 
+def drawn(folder: Path) -> list[str]:
+    return [one for one in names(folder) if one.startswith("generations.")]
+
+
 def test_the_audits_of_proved_cells_are_drawn_with_their_numbers(tmp_path: Path) -> None:
     wall, boot = result("cgroup", audit(50)), result("memboot", audit(70))
     said, problems = write_report(session(tmp_path, [boot, wall]))
-    assert (said, problems) == ([f"report: generations of 2 cells: {tmp_path / 'generations.*'}"], [])
-    assert names(tmp_path) == FILES
+    assert (said[0], problems) == (f"report: generations of 2 cells: {tmp_path / 'generations.*'}", [])
+    assert drawn(tmp_path) == FILES
+    assert {f"audit-{one.cell.id}.svg" for one in (wall, boot)} <= set(names(tmp_path))
     document = json.loads((tmp_path / "generations.json").read_text())
     assert list(document) == [wall.cell.id, boot.cell.id]
     for one, found in zip((wall, boot), document.values(), strict=True):
         expected = one.runs[0].figures.audit
         assert expected is not None
-        assert found == json.loads(json.dumps(expected.as_json()))
+        assert found == {"cell": one.cell.id, "every": 1, **json.loads(json.dumps(expected.as_json()))}
         assert len(found["moments"]) == ITERATIONS
         assert set(found["device_bytes"]) == {40 * PAGE_BYTES}
     shown = " ".join(texts(tmp_path / "generations.svg"))
@@ -112,13 +122,13 @@ def test_the_first_boot_of_a_cell_is_drawn(tmp_path: Path) -> None:
 def test_a_cell_that_is_not_proved_or_has_no_generations_is_not_drawn(tmp_path: Path, left_out: CellResult) -> None:
     wall = result("cgroup", audit())
     said, problems = write_report(session(tmp_path / "both", [wall, left_out]))
-    assert (len(said), problems) == (1, [])
-    assert "generations of 1 cells" in said[0]
+    assert (len(said), problems) == (2, [])
+    assert "generations of 1 cell" in said[0]
     assert list(json.loads((tmp_path / "both" / "generations.json").read_text())) == [wall.cell.id]
     said, problems = write_report(session(tmp_path / "alone", [left_out]))
     assert problems == []
-    assert [one.partition(": no finding")[0] for one in said] == [f"report: nothing is written to {tmp_path / 'alone'}"]
-    assert not (tmp_path / "alone").exists()
+    assert not [one for one in said if "generations" in one]
+    assert names(tmp_path / "alone") == ["index.html", "report.md", "results.json"]
 
 
 def test_without_the_option_nothing_is_drawn_and_nothing_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,23 +141,24 @@ def test_folders_above_are_made_old_figures_replaced_and_other_files_left(tmp_pa
     folder = tmp_path / "a" / "b"
     for _ in range(2):
         assert write_report(session(folder, [result("cgroup", audit())]))[1] == []
-        assert names(folder) in (FILES, sorted([*FILES, "mine.txt"]))
+        assert drawn(folder) == FILES
         (folder / "mine.txt").write_text("mine")
         (folder / FILES[0]).write_bytes(b"old")
     write_report(session(folder, [result("cgroup", audit())]))
     assert (folder / "mine.txt").read_text() == "mine"
     assert json.loads((folder / FILES[0]).read_text())
+    assert (folder / "mine.txt").read_text() == "mine"
 
 
 def test_a_drawing_that_fails_is_named_and_not_raised(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> None:
         raise ZeroDivisionError("no axes")
 
-    monkeypatch.setattr(plots, "draw_audit", broken)
+    monkeypatch.setattr(plots, "_draw_reclaim", broken)
     said, problems = write_report(session(tmp_path / "out", [result("cgroup", audit())]))
     assert said == []
     assert problems == [f"--moetier-report {tmp_path / 'out'} was not written: ZeroDivisionError: no axes"]
-    assert names(tmp_path / "out") == []
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_folder_that_can_no_longer_be_made_is_named(tmp_path: Path) -> None:
@@ -157,7 +168,7 @@ def test_a_folder_that_can_no_longer_be_made_is_named(tmp_path: Path) -> None:
     assert said == []
     assert len(problems) == 1
     assert problems[0].startswith(f"--moetier-report {tmp_path / 'taken' / 'in'} was not written: ")
-    assert "taken is no folder" in problems[0]
+    assert "Not a directory; expected a folder that may be made" in problems[0]
 
 
 PLAYED = """
@@ -203,7 +214,7 @@ def test_a_session_draws_at_its_end_and_says_where(played: Bench, pytester: pyte
     assert found.ret == 0
     found.assert_outcomes(passed=3)
     assert "report: generations of 2 cells: out/generations.*" in found.outlines
-    assert names(pytester.path / "out") == FILES
+    assert drawn(pytester.path / "out") == FILES
 
 
 def test_a_session_whose_drawing_fails_keeps_its_table_and_its_verdicts(

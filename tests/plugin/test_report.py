@@ -1,4 +1,4 @@
-"""``--moetier-report``: figures of hit rates and their numbers, and what is said where there are none."""
+"""``--moetier-report`` on traces: figures of hit rates and their numbers, and what is said where there are none."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ MODEL, LAYERS, EXPERTS = "olmoe-1b-7b", 16, 64
 BUDGETS = [4, 8, 16, 32]
 POLICIES = ["belady", "lru", "lfu-perfect", "static"]
 LEGEND = {"Belady (offline optimum)", "LRU", "LFU (perfect)", "static (frequency, preloaded)"}
-FILES = [f"hit_rates-{MODEL}.png", f"hit_rates-{MODEL}.svg", "hit_rates.json"]
+FIGURES = [f"hit_rates-{MODEL}.png", f"hit_rates-{MODEL}.svg", "hit_rates.json"]
+FILES = [*FIGURES, "index.html", "report.md", "results.json"]
 
 
 @pytest.fixture
@@ -63,6 +64,10 @@ def given(paths: dict[str, Path]) -> list[str]:
 
 def contents(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in sorted(folder.iterdir())}
+
+
+def figures(folder: Path) -> dict[str, bytes]:
+    return {name: content for name, content in contents(folder).items() if name in FIGURES}
 
 
 def numbers(folder: Path) -> list[dict[str, Any]]:
@@ -108,7 +113,7 @@ def test_every_number_of_a_figure_is_the_simulations(
 def test_the_numbers_say_what_they_rest_on(run: Bench, traces: dict[str, Path], pytester: pytest.Pytester) -> None:
     run(*given(traces))
     (figure,) = numbers(pytester.path / "out")
-    assert (figure["model"], figure["files"]) == (MODEL, FILES[1::-1])
+    assert (figure["model"], figure["files"]) == (MODEL, FIGURES[1::-1])
     assert (figure["layers"], figure["experts"], figure["k"]) == (LAYERS, EXPERTS, 8)
     assert (figure["allocation"], figure["semantics"], figure["order"]) == ("layer", "per-access", ["ascending id"])
     assert figure["synthetic"] is True
@@ -137,11 +142,12 @@ def test_the_same_traces_give_the_same_bytes_whatever_the_users_settings(
     run: Bench, traces: dict[str, Path], pytester: pytest.Pytester
 ) -> None:
     run(*given(traces))
-    first = contents(pytester.path / "out")
+    first = figures(pytester.path / "out")
     shutil.rmtree(pytester.path / "out")
     pytester.path.joinpath("matplotlibrc").write_text("font.size: 30\nsvg.fonttype: path\naxes.grid: False\n")
     run(*given(traces))
-    assert contents(pytester.path / "out") == first
+    assert figures(pytester.path / "out") == first
+    assert sorted(first) == FIGURES
 
 
 def test_the_users_matplotlib_is_left_as_it_was(run: Bench, traces: dict[str, Path], pytester: pytest.Pytester) -> None:
@@ -242,17 +248,15 @@ def test_a_trace_too_short_for_the_window_is_left_out_and_named(
     assert [one["subject"] for one in figure["domains"]] == list(traces)
     shutil.rmtree(pytester.path / "out")
     alone = run(*given(short))
-    alone.stdout.fnmatch_lines(["report: nothing is written to out: no trace could be simulated"])
-    assert not (pytester.path / "out").exists()
+    alone.stdout.fnmatch_lines(["report: short is left out: *", "report: of * claims 0 hold, 0 do not: out/index.html"])
+    assert sorted(contents(pytester.path / "out")) == FILES[3:]
 
 
 def test_a_session_without_findings_on_traces_writes_nothing_and_says_so(run: Bench, pytester: pytest.Pytester) -> None:
     pytester.makepyfile(test_mine="def test_mine():\n    pass\n")
     result = run("test_mine.py", "-k", "mine")
     result.assert_outcomes(passed=1)
-    result.stdout.fnmatch_lines(
-        ["report: nothing is written to out: no finding on traces or generations ran here; next: *"]
-    )
+    result.stdout.fnmatch_lines(["report: nothing is written to out: no finding ran here; next: *"])
     assert not (pytester.path / "out").exists()
     collected = run("--collect-only", "-q")
     assert "report:" not in collected.stdout.str()
@@ -282,16 +286,17 @@ def test_nothing_of_matplotlib_is_imported_without_the_option(
     assert pytester.path.joinpath("modules.txt").read_text() == "[]"
 
 
-def test_without_matplotlib_the_session_is_refused_with_one_line(
-    run: Bench, traces: dict[str, Path], pytester: pytest.Pytester
+@pytest.mark.parametrize("name", ["matplotlib", "jinja2"])
+def test_without_what_it_draws_with_the_session_is_refused_with_one_line(
+    run: Bench, traces: dict[str, Path], pytester: pytest.Pytester, name: str
 ) -> None:
-    pytester.makepyfile(hiding="import sys\n\nsys.modules['matplotlib'] = None\n")
+    pytester.makepyfile(hiding=f"import sys\n\nsys.modules['{name}'] = None\n")
     result = run("-p", "hiding", *given(traces))
     assert result.ret == pytest.ExitCode.USAGE_ERROR
     (line,) = [one for one in result.errlines if one]
     assert line == (
-        "ERROR: pytest-moetier: --moetier-report draws with matplotlib, which is not installed; expected the extra"
-        " `plot`; next: pip install 'pytest-moetier[plot]'"
+        f"ERROR: pytest-moetier: --moetier-report draws with matplotlib and jinja2, of which {name} cannot be found;"
+        " expected the extra `report`; next: pip install 'pytest-moetier[report]'"
     )
     assert not (pytester.path / "out").exists()
 

@@ -1,50 +1,45 @@
-"""The stored history: what goes into pytest-benchmark's files, and a session's metrics against the latest stored ones.
+"""What goes into pytest-benchmark's files, which stay readable by its tools.
 
-pytest-benchmark stores wall times and our metrics in ``extra_info["moetier"]``; it compares times only, so the metrics
-are compared here, over its own files, which stay readable by its tools.
+It stores wall times as its own statistics, and our metrics in ``extra_info["moetier"]``.
 """
 
 from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from functools import cache
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import pytest
+from pytest_benchmark.storage.file import FileStorage
 
 from pytest_moetier.campaign import CellResult, Context
 from pytest_moetier.cell import Cell
 from pytest_moetier.errors import HarnessError
 from pytest_moetier.finding import Metric, guest_of
+from pytest_moetier.history.baselines import locked
+from pytest_moetier.history.sessions import STORED_VERSION, default_storage
 from pytest_moetier.host.machine import GuestFacts
+from pytest_moetier.host.probe import host_facts
 from pytest_moetier.proof import Proof
 from pytest_moetier.replay import ListFile
 
-SCHEMA_VERSION = 1
-
-_COMPARABLE = ("pool_id", "plan_crc", "iterations", "threads", "compute_seconds")
-"""Two sessions are compared only when these, the lists that a cell was given and the machine agree."""
-_NONE: dict[str, Any] = {"lists": [], "machine": None}
-_BEFORE = {"compute_seconds": 0.0, **_NONE}
-"""What a session stored before these were varied had."""
-_COMPARABLE_TRACES = ("layers", "experts", "k", "iterations", "synthetic")
-"""Likewise for the statistics of a trace, which are of interest just when its content is another."""
-
 
 def extra_info(
-    cell: Cell, metrics: Mapping[str, Metric], result: CellResult, context: Context | None
+    cell: Cell, metrics: Mapping[str, Metric], result: CellResult, context: Context | None, profile: str = ""
 ) -> dict[str, Any]:
-    """Return ``extra_info["moetier"]`` of one proved cell: plain JSON types only.
+    """Return ``extra_info["moetier"]`` of one proved cell: plain JSON types only; ``profile`` names the session's.
 
     Raises:
         HarnessError: a value is not finite, or not a plain number.
     """
     info = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": STORED_VERSION,
+        "host": _host(),
+        "profile": profile,
         "cell": {**cell_json(cell), "guest": guest_json(guests_of(result))},
         "context": asdict(context) if context else None,
         "metrics": {name: metric_json(metric) for name, metric in metrics.items()},
@@ -63,7 +58,9 @@ def trace_info(finding: str, accounting: Mapping[str, Any], metrics: Mapping[str
         HarnessError: a value is not finite, or not a plain number.
     """
     info = {
-        "schema_version": SCHEMA_VERSION,
+        "schema_version": STORED_VERSION,
+        "host": _host(),
+        "profile": "",
         "cell": {"id": accounting["subject"], "finding": finding, "domain": accounting["domain"]},
         "context": dict(accounting),
         "metrics": {name: metric_json(metric) for name, metric in metrics.items()},
@@ -72,6 +69,12 @@ def trace_info(finding: str, accounting: Mapping[str, Any], metrics: Mapping[str
     }
     validate(info)
     return info
+
+
+@cache
+def _host() -> dict[str, str]:
+    facts = host_facts()
+    return {"fingerprint": facts.fingerprint(), "release": facts.release}
 
 
 def cell_json(cell: Cell) -> dict[str, str | int]:
@@ -163,53 +166,10 @@ def validate(value: Any, where: str = "moetier") -> None:  # noqa: ANN401 - any 
             raise HarnessError(f"{where} is {value}", "a finite number")
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
-    """One metric of one cell against the stored session: medians in ``unit``; ratio is now / then."""
-
-    cell: str
-    metric: str
-    unit: str
-    then: float
-    now: float
-
-    @property
-    def ratio(self) -> float:
-        """Now / then."""
-        return self.now / self.then if self.then else math.inf
-
-
-def latest_stored(config: pytest.Config, *, traces: bool = False) -> tuple[str, Mapping[str, Any]] | None:
-    """Return (file, cells by id) of the newest stored session that has metrics of ours, or None.
-
-    Args:
-        config: pytest's own.
-        traces: whether statistics of traces are wanted, by the id of their subjects, instead of cells.
-    """
-    session = getattr(config, "_benchmarksession", None)
-    if session is None:
-        return None
-    for path, data in reversed(list(session.storage.load())):
-        cells = dict(found for one in data["benchmarks"] if (found := _stored_cell(one, traces=traces)) is not None)
-        if cells:
-            return str(path), cells
-    return None
-
-
-def _stored_cell(benchmark: Any, *, traces: bool) -> tuple[str, Mapping[str, Any]] | None:  # noqa: ANN401 - any JSON
-    """Return (cell id, metrics and context) of a stored benchmark of ours; None for another tool's or a damaged one."""
-    try:
-        info = benchmark["extra_info"]["moetier"]
-        if info["schema_version"] != SCHEMA_VERSION or ("domain" in info["cell"]) != traces:
-            return None
-        metrics = {
-            str(name): {"values": [float(value) for value in one["values"]]} for name, one in info["metrics"].items()
-        }
-        lists = [str(one["words"]) for one in info.get("lists", ())]
-        more = {"lists": lists, "machine": machine_of(info["cell"].get("guest"))}
-        return str(info["cell"]["id"]), {"metrics": metrics, "context": {**(info["context"] or {}), **more}}
-    except (KeyError, TypeError, ValueError, AttributeError):
-        return None
+def storage_folder(config: pytest.Config) -> Path:
+    """Return where this session would be stored, and stored ones are looked for."""
+    storage = getattr(getattr(config, "_benchmarksession", None), "storage", None)
+    return storage.path if isinstance(storage, FileStorage) else default_storage()
 
 
 def storage_problem(config: pytest.Config) -> str:
@@ -230,61 +190,14 @@ def storage_problem(config: pytest.Config) -> str:
     return f"the benchmark history {folder}"
 
 
-def compare(
-    stored: Mapping[str, Any],
-    current: Mapping[str, Mapping[str, Metric]],
-    contexts: Mapping[str, Context],
-    given: Mapping[str, Mapping[str, Any]],
-    names: Sequence[str],
-) -> tuple[list[Comparison], list[str]]:
-    """Return the comparisons of metrics ``names``, and a line with the reason for every cell that has none.
+def save_one_at_a_time(config: pytest.Config) -> None:
+    """Let pytest-benchmark store this session while no other of ours does: both would take the same number."""
+    storage = getattr(getattr(config, "_benchmarksession", None), "storage", None)
+    if isinstance(storage, FileStorage):
+        save: Callable[..., None] = storage.save
 
-    Args:
-        stored: cells of a stored session, by id.
-        current: the metrics of this session's cells, by id.
-        contexts: what they rest on.
-        given: what else they were measured with: ``lists``, the words of tables and advice; ``machine``, of
-            ``machine_of``. What is not named is none.
-        names: the metrics to compare.
-    """
-    now = {
-        one: {**{name: getattr(contexts[one], name) for name in _COMPARABLE}, **_NONE, **given.get(one, {})}
-        for one in current
-    }
-    return _compared(stored, current, now, names)
+        def locked_save(*content: object) -> None:
+            with locked(storage.path, exclusive=True):
+                save(*content)
 
-
-def compare_traces(
-    stored: Mapping[str, Any],
-    current: Mapping[str, Mapping[str, Metric]],
-    accounting: Mapping[str, Mapping[str, Any]],
-    names: Sequence[str],
-) -> tuple[list[Comparison], list[str]]:
-    """Return what ``compare`` does, for the statistics of traces by subject and the accounting of each."""
-    now = {one: {name: accounting[one][name] for name in _COMPARABLE_TRACES} for one in current}
-    return _compared(stored, current, now, names)
-
-
-def _compared(
-    stored: Mapping[str, Any],
-    current: Mapping[str, Mapping[str, Metric]],
-    contexts: Mapping[str, Mapping[str, Any]],
-    names: Sequence[str],
-) -> tuple[list[Comparison], list[str]]:
-    found, refused = [], []
-    for cell_id, metrics in current.items():
-        then = stored.get(cell_id)
-        if then is None:
-            refused.append(f"{cell_id}: not in the stored session")
-            continue
-        old = {**_BEFORE, **(then.get("context") or {})}
-        apart = [name for name, value in contexts[cell_id].items() if old.get(name) != value]
-        if apart:
-            refused.append(f"{cell_id}: another {', '.join(apart)} in the stored session")
-            continue
-        for name in names:
-            values = (then["metrics"].get(name) or {}).get("values")
-            if name in metrics and values:
-                metric = metrics[name]
-                found.append(Comparison(cell_id, name, metric.unit, float(median(values)), metric.median))
-    return found, refused
+        storage.save = locked_save  # type: ignore[method-assign]  # its own way to choose a number stays

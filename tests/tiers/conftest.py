@@ -1,0 +1,8 @@
+"""Tests of tiers and sizing share a stored session (``stored.py``)."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parent))
