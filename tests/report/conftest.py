@@ -9,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from recorded import FILES
+from recorded_documents import FILES
 
 from pytest_moetier.documents import Document, read_results
 from pytest_moetier.page.write import write_page

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from recorded import HOSTILE, spoiled
+from recorded_documents import HOSTILE, spoiled
 
 from pytest_moetier.documents import document_of
 from pytest_moetier.page.write import write_page

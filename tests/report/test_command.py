@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from recorded import FILES
+from recorded_documents import FILES
 
 from pytest_moetier.cli import main
 from pytest_moetier.trace.synth import synth_trace

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from jsonschema import Draft202012Validator
-from recorded import FILES, content
+from recorded_documents import FILES, content
 
 from pytest_moetier.cell import Cell
 from pytest_moetier.documents import read_results, words_of

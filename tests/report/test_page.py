@@ -10,7 +10,7 @@ from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
-from recorded import FILES, HOSTILE, content, spoiled
+from recorded_documents import FILES, HOSTILE, content, spoiled
 
 from pytest_moetier.claims import Claim, read_claims
 from pytest_moetier.documents import Document, document_of, read_results
