@@ -4,6 +4,7 @@ K ?= capacity
 MOETIER_POOL ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/pytest-moetier/pool
 BOOTSTRAP_PYTHON ?= python3
 BENCH_OPTIONS ?=
+REPORT ?= report
 TEST_OPTIONS ?=
 FUZZ_INPUTS ?= 5000
 PEERS_OPTIONS ?=
@@ -27,12 +28,13 @@ help: ## list the targets
 	@echo
 	@echo "K=EXPR             the finding to run with make bench ($(K))"
 	@echo "MOETIER_POOL=PATH  where the pool is, or is created ($(MOETIER_POOL))"
+	@echo "REPORT=DIR         where make bench writes the page to look at, index.html ($(REPORT))"
 	@echo "KERNELS=...        the kernels to compare with make kernels ($(KERNELS))"
 	@echo "BENCH_OPTIONS=...  more options for pytest bench/, TEST_OPTIONS=... for pytest tests/"
 
 bench: $(VENV)/installed ## set up, create the pool and measure this host: pytest bench/ -k "$K"
 	$(if $(filter-out routing small_box hit_cost tiers or and not,$(K)),test -e "$(MOETIER_POOL)/manifest.yaml" || $(BIN)/moetier pool create default "$(MOETIER_POOL)")
-	$(BIN)/pytest bench/ -k "$(K)" --moetier-pool="$(MOETIER_POOL)" --moetier-refuted=report --moetier-compare --benchmark-autosave $(BENCH_OPTIONS)
+	$(BIN)/pytest bench/ -k "$(K)" --moetier-pool="$(MOETIER_POOL)" --moetier-refuted=report --moetier-compare --benchmark-autosave --moetier-report="$(REPORT)" $(BENCH_OPTIONS)
 
 # A word with a slash is a kernel of one's own.
 FETCHED = $(strip $(foreach each,$(KERNELS),$(if $(findstring /,$(each)),,$(each))))
@@ -85,7 +87,7 @@ $(VENV)/made:
 
 $(VENV)/installed: $(VENV)/made $(NATIVE)
 	$(BIN)/python -c 'import os, sysconfig, sys; h = sysconfig.get_paths()["include"] + "/Python.h"; sys.exit(None if os.path.exists(h) else h + " is missing")' || { echo "next: $(APT)" >&2; exit 1; }
-	$(PIP) --editable .
+	$(PIP) --editable '.[report]'
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
