@@ -122,7 +122,10 @@ def test_a_hint_far_ahead_makes_just_the_advised_experts_resident(
     counts = balance(outcome.only("pass"))
     assert (counts["completed"], counts["experts"], counts["read_bytes"]) == (1, 4, 0)
     assert (counts["resident_before_bytes"], counts["became_resident_bytes"]) == (0, 4 * 256 * PAGE)
-    assert [i["hit_bytes"] for i in outcome.named("iteration")] == [0, 3 * 256 * PAGE]
+    first, second = (i["hit_bytes"] for i in outcome.named("iteration"))
+    assert first == 0
+    # Proactive reclaim (DAMON) may take a page again within the half second.
+    assert 0.99 * 3 * 256 * PAGE <= second <= 3 * 256 * PAGE
     assert pages == {4: 0, 5: 256}
 
 
