@@ -15,8 +15,9 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from pytest_moetier.cell import HOST, RECLAIM, WORKLOADS, Cell
+from pytest_moetier.cell import HOST, WORKLOADS, Cell
 from pytest_moetier.errors import InputError
+from pytest_moetier.words import words_of
 
 STORED_VERSION = 2
 """Of ``extra_info["moetier"]``: 2 names the host and the profile."""
@@ -318,7 +319,7 @@ def _of_result(
         metrics = _metrics(name, result["metrics"], remarks)
         return StoredCell(name, words, metrics, dict(accounting[0]), None, traced=True)
     guest = result.get("guest")
-    words = {**_WORDS, **(result.get("words") or _words_of(name, guest)), **verdict, "id": name}
+    words = {**_WORDS, **(result.get("words") or words_of(name, str(result.get("finding", "")))), **verdict, "id": name}
     words = {"finding": result.get("finding", ""), **words}
     context = contexts.get((words["workload"], words["kernel"]))
     info = {
@@ -329,20 +330,6 @@ def _of_result(
         "profile": profile,
     }
     return cell_of(info, remarks)
-
-
-def _words_of(cell: str, guest: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the workload and the kernel that the id of a cell names: an older file says no more of it.
-
-    The ids of the reclaim ladder do not begin with a capacity.
-    """
-    label = str(guest["kernel"]) if guest else cell.partition("-k")[2] or HOST
-    words = cell.split("-")
-    if words[0].startswith("C"):
-        workload = next((one for one in WORKLOADS if one in words), WORKLOADS[0])
-    else:
-        workload = next((one for one in RECLAIM[1:] if one.partition("_")[2] in words), RECLAIM[0])
-    return {"workload": workload, "kernel": label, "mechanism": "", "mglru": ""}
 
 
 def _time(text: str) -> datetime:

@@ -13,10 +13,11 @@ from jsonschema import Draft202012Validator
 from recorded_documents import FILES, content
 
 from pytest_moetier.cell import Cell
-from pytest_moetier.documents import read_results, words_of
+from pytest_moetier.documents import read_results
 from pytest_moetier.errors import InputError
 from pytest_moetier.history import cell_json
 from pytest_moetier.units import Capacity
+from pytest_moetier.words import words_of
 
 SCHEMA = json.loads(files("pytest_moetier").joinpath("schemas", "results-1.json").read_text())
 
