@@ -22,7 +22,8 @@ if sys.platform != "win32":
 LOOP_CLR_FD = 0x4C01
 _MNT_DETACH = 2
 _GRACE_SECONDS = 2.0
-_REMOVE_SECONDS = 10.0
+_REMOVE_SECONDS = 30.0
+"""A killed reader of a limited device leaves its group when its last request was served: slowly, on a busy host."""
 PREFIX = "moetier-"
 
 
