@@ -12,14 +12,14 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import median
 from typing import Any, NoReturn, Protocol
 
 from pytest_moetier.errors import InputError
+from pytest_moetier.finding import Metric
+from pytest_moetier.history.sessions import SCHEMA_VERSION
 from pytest_moetier.panels import Drift, Panel, Series
 from pytest_moetier.words import words_of
 
-SCHEMA_VERSION = 1
 VERDICTS = ("supported", "refuted", "not_examined", "invalid")
 _MEASURE = "pytest bench/ --moetier-json FILE"
 _AT_SCALE = " at this scale"
@@ -90,20 +90,6 @@ def proof_words(proofs: Sequence[Iterable[_Line]]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Values:
-    """A metric: a value a round."""
-
-    unit: str
-    better: str
-    values: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The median over the rounds."""
-        return float(median(self.values))
-
-
-@dataclass(frozen=True, slots=True)
 class Result:
     """One test of a finding.
 
@@ -133,7 +119,7 @@ class Result:
     scale: str
     reason: str
     judged: tuple[Judged, ...]
-    metrics: Mapping[str, Values]
+    metrics: Mapping[str, Metric]
     given: tuple[str, ...]
     proofs: tuple[tuple[Line, ...], ...]
     words: Mapping[str, Any]
@@ -300,7 +286,7 @@ def _result(one: Mapping[str, Any], contexts: Mapping[str, Mapping[str, Any]], r
         scale=str((one.get("scale") or {}).get("words", "")),
         reason=str(one["reason"]),
         judged=tuple(_judged(each) for each in one["bounds"]),
-        metrics={str(name): _values(name, each) for name, each in one["metrics"].items()},
+        metrics={str(name): _metric(str(name), each) for name, each in one["metrics"].items()},
         given=tuple(str(each["words"]) for each in one["lists"]),
         proofs=tuple(tuple(Line(**each) for each in proof) for proof in one["proof"]),
         words=words,
@@ -332,11 +318,11 @@ def _judged(one: Mapping[str, Any]) -> Judged:
     return Judged(str(one["id"]), str(one.get("name", "")), seen, *about)
 
 
-def _values(name: str, one: Mapping[str, Any]) -> Values:
+def _metric(name: str, one: Mapping[str, Any]) -> Metric:
     values = tuple(_finite(f"a value of {name}", value) for value in one["values"])
     if not values:
         raise ValueError(f"{name} has no value")
-    return Values(str(one["unit"]), str(one["better"]), values)
+    return Metric(name, str(one["unit"]), str(one["better"]), values)
 
 
 def _finite(what: str, value: Any) -> float:  # noqa: ANN401 - straight from JSON, checked here

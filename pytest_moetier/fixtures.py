@@ -109,7 +109,7 @@ class CellHandle(Handle):
     def _hand_over(self) -> None:
         """Give each round's seconds per iteration to ``benchmark.pedantic`` by a clock that only they advance."""
         __tracebackhide__ = True
-        from pytest_moetier.history import extra_info  # noqa: PLC0415
+        from pytest_moetier.history.store import extra_info  # noqa: PLC0415
 
         runs, invalid = iter(self._result.runs), self._result.invalid
         rounds = self.session.campaign.settings.rounds_of(self.cell)
@@ -429,7 +429,7 @@ class RoutingHandle(_TraceJudge):
 
     def store(self, benchmark: Any) -> None:  # noqa: ANN401 - pytest-benchmark's fixture, or None
         """Hand the seconds that the statistics took, and every figure, to pytest-benchmark."""
-        from pytest_moetier.history import trace_info  # noqa: PLC0415
+        from pytest_moetier.history.store import trace_info  # noqa: PLC0415
 
         if benchmark is None:
             return

@@ -22,7 +22,7 @@ from pytest_moetier.comparison import comparison_lines
 from pytest_moetier.errors import InputError, MoetierError
 from pytest_moetier.files import write_whole
 from pytest_moetier.finding import PROFILE_FORMAT, Metric, metrics_of
-from pytest_moetier.history import guests_of
+from pytest_moetier.history.store import guests_of
 from pytest_moetier.host.probe import host_facts
 from pytest_moetier.results import document
 from pytest_moetier.routing import CACHES, GIVEN, RECORDED, SYNTHETIC, UNITS, Subject

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 from pytest_moetier import __version__
 from pytest_moetier.campaign import CellResult
 from pytest_moetier.cell import HOST
-from pytest_moetier.documents import SCHEMA_VERSION, proof_words
+from pytest_moetier.documents import proof_words
 from pytest_moetier.errors import InputError, MoetierError
 from pytest_moetier.finding import Judgement
-from pytest_moetier.history import cell_json, guest_json, guests_of, list_json, metric_json, proof_json
+from pytest_moetier.history.sessions import SCHEMA_VERSION
+from pytest_moetier.history.store import cell_json, guest_json, guests_of, list_json, metric_json, proof_json
 from pytest_moetier.host.probe import host_facts
 from pytest_moetier.panels import Source, drift, panels, series_json
 from pytest_moetier.routing import Study, Subject
@@ -58,6 +59,7 @@ def _document(session: MoetierSession) -> dict[str, Any]:
         "version": __version__,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
         "host": host_facts().as_json(),
+        "profile": session.profile.name if session.profile else "",
         "context": asdict(session.campaign.context) if session.campaign.context else None,
         "contexts": {word if kernel == HOST else f"{word}-k{kernel}": asdict(one) for (word, kernel), one in contexts},
         "notes": list(session.campaign.notes),
@@ -87,7 +89,6 @@ def _result(record: Record, session: MoetierSession) -> dict[str, Any]:
         **(traced if record.traced else {}),
         **({"scale": record.scale.as_json(), "hardware": "not_examined"} if record.scale is not None else {}),
         **({"guest": guest} if guest is not None else {}),
-        **({"constants": list(record.constants)} if record.constants is not None else {}),
         **({"constants": [dict(one) for one in record.constants]} if record.constants is not None else {}),
         **({"generations": told} if measured is not None and (told := _generations(measured)) else {}),
     }

@@ -492,7 +492,7 @@ def build_session(config: pytest.Config) -> MoetierSession:
     """Return the session's campaign, traces to study and profile, from the options; neither pool nor file is read."""
     from pytest_moetier.campaign import Campaign, Settings  # noqa: PLC0415 - numpy and yaml only when a test runs
     from pytest_moetier.finding import read_profile  # noqa: PLC0415
-    from pytest_moetier.history import save_one_at_a_time, storage_problem  # noqa: PLC0415
+    from pytest_moetier.history.store import save_one_at_a_time, storage_problem  # noqa: PLC0415
     from pytest_moetier.host.probe import host_facts  # noqa: PLC0415
     from pytest_moetier.progress import reporter  # noqa: PLC0415
     from pytest_moetier.routing import DEFAULT_SEED, Studies  # noqa: PLC0415

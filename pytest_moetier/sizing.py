@@ -11,18 +11,19 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
+from pytest_moetier.cell import Cell
 from pytest_moetier.errors import InputError
 from pytest_moetier.tiers.constants import Interval, parse_rate
 from pytest_moetier.units import Capacity, format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from pytest_moetier.history.sessions import StoredCell, StoredMetric, StoredSession
+    from pytest_moetier.history.sessions import StoredCell, StoredSession
 
 SECONDS, BANDWIDTH = "seconds", "bandwidth"
 PAPER = "gh200"
@@ -30,8 +31,9 @@ PAPER = "gh200"
 _TARGETS = "a target such as 2s/iteration, '0.5 iterations/s', or what the device can give, such as 5GB/s"
 _TARGET = re.compile(r"^\s*([0-9]*\.?[0-9]+)\s*([A-Za-z]+)\s*/\s*([A-Za-z]+)\s*$")
 _ITERATION = {"iteration", "iterations", "iter", "it"}
-_USUAL: Mapping[str, Any] = {"prefetch": "none", "fill": "", "spine": "none", "read_limit": 0, "locked": 0}
-_USUAL_TOO: Mapping[str, Any] = {"read_ahead_kb": 0, "filesystem": "ext4"}
+_VARIED = ("prefetch", "fill", "spine", "read_limit", "locked", "read_ahead_kb", "filesystem")
+"""In what a cell of the curve is as ``_USUAL`` is."""
+_USUAL = Cell("capacity", Capacity.parse("100%"))
 _SAME = ("pool_id", "plan_crc", "iterations", "threads", "compute_seconds")
 """In what the sessions of one curve must agree."""
 _UNITS = {
@@ -249,7 +251,7 @@ def size(curve: Curve, target: Target) -> Answer:
     """
     points = curve.points
     if len(points) < 2:
-        seen = f"one capacity ({_size(points[0].capacity_bytes)})" if points else "no capacity"
+        seen = f"one capacity ({format_bytes(points[0].capacity_bytes)})" if points else "no capacity"
         raise InputError(
             f"{curve.name} has {seen}", "two or more, to read between", f"measure others: {curve.remeasure}"
         )
@@ -296,8 +298,8 @@ def _need_falling(curve: Curve, rounds: Sequence[tuple[float, ...]], kind: str) 
         once = "; one round cannot tell a rise from noise" if len(after) == len(before) == 1 else ""
         raise InputError(
             f"{curve.name} rises from {show(median(before))} ({show(min(before))} to {show(max(before))}) at"
-            f" {_size(smaller.capacity_bytes)} to {show(median(after))} ({show(min(after))} to {show(max(after))}) at"
-            f" {_size(larger.capacity_bytes)}, beyond the spread of its rounds{once}",
+            f" {format_bytes(smaller.capacity_bytes)} to {show(median(after))} ({show(min(after))} to"
+            f" {show(max(after))}) at {format_bytes(larger.capacity_bytes)}, beyond the spread of its rounds{once}",
             "a curve that falls with capacity, within its spread",
             f"measure both again, with more rounds: {curve.remeasure} --moetier-rounds 5 --moetier-capacity"
             f" {capacity_word(smaller.capacity_bytes)},{capacity_word(larger.capacity_bytes)}",
@@ -314,15 +316,15 @@ def _outside(curve: Curve, target: Target, middle: Sequence[float], *, too_fast:
             _beyond(curve.points[1].capacity_bytes, first.capacity_bytes, middle[1], middle[0], target)
         )
         return InputError(
-            f"{target.text}: the smallest capacity measured, {_size(edge.capacity_bytes)}, already takes {shown}; less"
-            f" would do, and how much less is not known",
+            f"{target.text}: the smallest capacity measured, {format_bytes(edge.capacity_bytes)}, already takes"
+            f" {shown}; less would do, and how much less is not known",
             f"a target that {curve.name} crosses",
             f"{curve.remeasure} --moetier-capacity {word}",
         )
-    seen = f"{target.text} is beyond {curve.name}: its best point is {shown} at {_size(edge.capacity_bytes)}"
+    seen = f"{target.text} is beyond {curve.name}: its best point is {shown} at {format_bytes(edge.capacity_bytes)}"
     if last.capacity_bytes >= 0.99 * curve.pool_bytes:
         return InputError(
-            f"{seen}, which holds the whole pool of {_size(curve.pool_bytes)}",
+            f"{seen}, which holds the whole pool of {format_bytes(curve.pool_bytes)}",
             "a target that it reaches: no capacity does more",
             "fewer bytes an iteration, more reader threads, or a faster processor",
         )
@@ -348,10 +350,6 @@ def _shown(target: Target, value: float) -> str:
     return f"{format_seconds(value)} an iteration ({1 / value:.3g} iterations/s)"
 
 
-def _size(value: float) -> str:
-    return format_bytes(value)
-
-
 def capacity_word(value: float) -> str:
     """Return a capacity as ``--moetier-capacity`` takes it, to three digits."""
     for scale, unit in ((1e9, "GB"), (1e6, "MB"), (1e3, "KB")):
@@ -364,8 +362,8 @@ def _caveats(curve: Curve, found: float, high: float | None, capacities: Sequenc
     if high is None:
         word = capacity_word(min(capacities[-1] * 1.5, curve.pool_bytes))
         yield (
-            f"the slowest rounds do not reach the target at {_size(capacities[-1])}, the largest measured: the upper"
-            f" end is open; next: {curve.remeasure} --moetier-capacity {word}"
+            f"the slowest rounds do not reach the target at {format_bytes(capacities[-1])}, the largest measured: the"
+            f" upper end is open; next: {curve.remeasure} --moetier-capacity {word}"
         )
     fewest = min(len(one.seconds) for one in curve.points)
     if fewest == 1:
@@ -373,8 +371,8 @@ def _caveats(curve: Curve, found: float, high: float | None, capacities: Sequenc
     cycle = [one.logical_bytes for one in curve.points if one.logical_bytes]
     if cycle and found < median(cycle):
         yield (
-            f"C is below what one iteration reads ({_size(median(cycle))}): the cache is cycled within a token, recency"
-            " keeps little of it, and a little less C can cost much more"
+            f"C is below what one iteration reads ({format_bytes(median(cycle))}): the cache is cycled within a token,"
+            " recency keeps little of it, and a little less C can cost much more"
         )
     yield _batching(curve, found)
     yield "where most of the host's memory is locked, a curve under a wall does not hold (section 5)"
@@ -388,7 +386,7 @@ def _batching(curve: Curve, found: float) -> str:
     alone = [one for one in curve.points if one.token_seconds]
     if not batch:
         return "batching was not measured: this is the capacity of one stream (section 4)"
-    edges = _size(batch[0].capacity_bytes), _size(batch[-1].capacity_bytes)
+    edges = format_bytes(batch[0].capacity_bytes), format_bytes(batch[-1].capacity_bytes)
     if not batch[0].capacity_bytes <= found <= batch[-1].capacity_bytes or len(batch) < 2 or len(alone) < 2:
         return f"a batch of four was measured from {edges[0]} to {edges[1]} alone: this is the capacity of one stream"
     many, one = (_span(points, "token_seconds", found) for points in (batch, alone))
@@ -497,7 +495,8 @@ def _fits(cell: StoredCell, choice: Choice) -> bool:
     """Whether a cell is a point of the curve, or of its batch."""
     words = cell.words
     wanted = {"finding": "capacity", "mechanism": choice.mechanism, "mode": choice.mode, "kernel": choice.kernel}
-    wanted |= {**_USUAL, **_USUAL_TOO, **({"mglru": choice.mglru} if choice.mglru else {})}
+    wanted |= {name: getattr(_USUAL, name) for name in _VARIED}
+    wanted |= {"mglru": choice.mglru} if choice.mglru else {}
     return not cell.traced and "capacity" in words and all(words.get(name, one) == one for name, one in wanted.items())
 
 
@@ -564,7 +563,7 @@ def _point(cell: StoredCell) -> Point:
 
 def _values(cell: StoredCell, name: str, least: float = 0.0) -> tuple[float, ...]:
     """Return the values of a metric; empty where an optional one was not stored."""
-    metric: StoredMetric | None = cell.metrics.get(name)
+    metric = cell.metrics.get(name)
     if metric and metric.unit != _UNITS[name]:
         raise InputError(f"{name} of {cell.id} is in {metric.unit}", f"{_UNITS[name]}", "leave its file out")
     values = metric.values if metric else ()

@@ -12,7 +12,8 @@ import pytest
 
 from pytest_moetier.cell import Cell
 from pytest_moetier.errors import InputError
-from pytest_moetier.history.sessions import StoredCell, StoredMetric, StoredSession
+from pytest_moetier.finding import Metric
+from pytest_moetier.history.sessions import StoredCell, StoredSession
 from pytest_moetier.history.store import cell_json
 from pytest_moetier.sizing import (
     BANDWIDTH,
@@ -287,7 +288,7 @@ def cell(
 ) -> StoredCell:
     values = {"seconds_per_iteration": seconds, "device_bytes": [1e9] * 3}
     metrics = {
-        name: StoredMetric(UNITS[name], "lower", tuple(found)) for name, found in values.items() if found is not None
+        name: Metric(name, UNITS[name], "lower", tuple(found)) for name, found in values.items() if found is not None
     }
     chosen = {**WORDS, "capacity": capacity, **words}
     name = "-".join(map(str, (capacity, *words.values())))
@@ -364,7 +365,7 @@ def test_cells_that_are_no_curve_are_refused(cells: list[StoredCell], said: str)
 
 def test_a_metric_in_another_unit_is_refused() -> None:
     other = cell("1GB", [4])
-    metrics = {"seconds_per_iteration": StoredMetric("ms/iteration", "lower", (4.0,))}
+    metrics = {"seconds_per_iteration": Metric("seconds_per_iteration", "ms/iteration", "lower", (4.0,))}
     stored = StoredCell(other.id, other.words, metrics, other.context, None, traced=False)
     with pytest.raises(InputError, match="seconds_per_iteration of 1GB is in ms/iteration; expected s/iteration"):
         curve_of([session(stored)], Choice())

@@ -6,7 +6,6 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-#include "common/number.h"
 #include "common/procfile.h"
 #include "replay/residency.h"
 
@@ -35,31 +34,6 @@ void request_help(void)
          "Ends with 0 done, 1 failed, 2 usage, 77 unsupported here.");
 }
 
-static bool usage(struct failure *failure, const char *option, const char *seen, const char *expected)
-{
-    return failure_set(failure, EXIT_USAGE, "usage", "%s %.200s: expected %s; see --help", option, seen, expected);
-}
-
-static bool parse_count(const char *option, const char *text, uint64_t least, uint64_t most, uint64_t *count,
-                        struct failure *failure)
-{
-    char expected[80];
-    if (parse_u64(text, count) && *count >= least && *count <= most)
-        return true;
-    snprintf(expected, sizeof expected, "a whole number from %" PRIu64 " to %" PRIu64, least, most);
-    return usage(failure, option, text, expected);
-}
-
-static bool add_stat(struct names *names, const char *path, struct failure *failure)
-{
-    const char **items = realloc(names->items, (names->count + 1) * sizeof *items);
-    if (!items)
-        return failure_set(failure, EXIT_FAILED, "memory", "no memory for the options");
-    names->items = items;
-    names->items[names->count++] = path;
-    return true;
-}
-
 // The largest cache of the first processor. The files say "32768K".
 static uint64_t last_level_cache(void)
 {
@@ -82,11 +56,11 @@ static bool check(struct request *request, struct failure *failure)
         request->bytes = USUAL_BYTES > 2 * request->llc_bytes ? USUAL_BYTES : 2 * request->llc_bytes;
     snprintf(seen, sizeof seen, "%" PRIu64 " with --block %" PRIu64, request->bytes, request->block);
     if (request->block % page)
-        return usage(failure, "--block", seen, "a multiple of the page");
+        return argument_refused(failure, "block", seen, "a multiple of the page");
     if (request->bytes / request->block < LEAST_DESTINATIONS)
-        return usage(failure, "--bytes", seen, "64 blocks or more: fewer destinations would stay in the CPU's cache");
+        return argument_refused(failure, "bytes", seen, "64 blocks or more: fewer destinations would stay in the CPU's cache");
     if (request->bytes / request->block < request->threads)
-        return usage(failure, "--threads", seen, "a block for every thread");
+        return argument_refused(failure, "threads", seen, "a block for every thread");
     request->bytes -= request->bytes % request->block;
     return true;
 }
@@ -98,17 +72,17 @@ static bool apply(struct request *request, int key, const char *text, struct fai
     uint64_t count = 0;
     bool good = true;
     switch (key) {
-    case OPTION_BYTES: return parse_count("--bytes", text, 1, MOST_BYTES, &request->bytes, failure);
-    case OPTION_BLOCK: return parse_count("--block", text, 1, MOST_BLOCK, &request->block, failure);
+    case OPTION_BYTES: return parse_count("bytes", text, 1, MOST_BYTES, &request->bytes, failure);
+    case OPTION_BLOCK: return parse_count("block", text, 1, MOST_BLOCK, &request->block, failure);
     case OPTION_THREADS:
-        good = parse_count("--threads", text, 1, MOST_THREADS, &count, failure);
+        good = parse_count("threads", text, 1, MOST_THREADS, &count, failure);
         request->threads = (uint32_t)count;
         break;
     case OPTION_REPEATS:
-        good = parse_count("--repeats", text, LEAST_REPEATS, MOST_REPEATS, &count, failure);
+        good = parse_count("repeats", text, LEAST_REPEATS, MOST_REPEATS, &count, failure);
         request->repeats = (uint32_t)count;
         break;
-    case OPTION_STAT: return add_stat(&request->device_stats, text, failure);
+    case OPTION_STAT: return names_add(&request->device_stats, text, failure);
     case OPTION_HELP: request->help = true; break;
     case OPTION_VERSION: request->version = true; break;
     }
@@ -132,12 +106,13 @@ bool request_parse(struct request *request, int argc, char **argv, struct failur
     int key;
     while ((key = getopt_long(argc, argv, ":", long_options, NULL)) != -1) {
         if (key < OPTION_BYTES)
-            return usage(failure, argv[optind - 1], "", "an option of this program, with its value");
+            return failure_set(failure, EXIT_USAGE, "usage", "%.200s: expected an option of this program, with its value",
+                               argv[optind - 1]);
         if (!apply(request, key, optarg, failure))
             return false;
     }
     if (argc - optind > 1)
-        return usage(failure, argv[optind + 1], "", "one folder at most");
+        return failure_set(failure, EXIT_USAGE, "usage", "%.200s: expected one folder at most", argv[optind + 1]);
     request->folder = optind < argc ? argv[optind] : NULL;
     return request->help || request->version || check(request, failure);
 }

@@ -5,8 +5,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#include "common/arguments.h"
 #include "common/failure.h"
-#include "replay/options.h"
 
 struct request {
     const char *folder; // where the file is made; NULL: memory alone is measured

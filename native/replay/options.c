@@ -120,34 +120,6 @@ void options_help(void)
          "130 or 143 after SIGINT or SIGTERM.");
 }
 
-static bool usage(struct failure *failure, const char *option, const char *seen, const char *expected)
-{
-    return failure_set(failure, EXIT_USAGE, "usage", "--%s %.200s: expected %s", option, seen, expected);
-}
-
-static bool no_memory(struct failure *failure)
-{
-    return failure_set(failure, EXIT_FAILED, "memory", "no memory for the options");
-}
-
-static bool names_add(struct names *names, const char *name, struct failure *failure)
-{
-    const char **items = realloc(names->items, (names->count + 1) * sizeof *items);
-    if (!items)
-        return no_memory(failure);
-    names->items = items;
-    names->items[names->count++] = name;
-    return true;
-}
-
-bool names_hold(const struct names *names, const char *name)
-{
-    for (size_t i = 0; i < names->count; i++)
-        if (strcmp(names->items[i], name) == 0)
-            return true;
-    return false;
-}
-
 static bool is_pass_name(const char *name)
 {
     return *name && name[strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_-")] == '\0';
@@ -160,7 +132,7 @@ static bool parse_passes(struct names *names, const char *option, char *text, st
     while (text) {
         char *name = strsep(&text, ",");
         if (!is_pass_name(name) || names_hold(names, name))
-            return usage(failure, option, name, "distinct names of letters, digits, - and _, with commas between");
+            return argument_refused(failure, option, name, "distinct names of letters, digits, - and _, with commas between");
         if (!names_add(names, name, failure))
             return false;
     }
@@ -177,17 +149,7 @@ static bool parse_choice(const char *const *choices, const char *option, const c
         }
         strcat(strcat(expected, " "), choices[i]);
     }
-    return usage(failure, option, text, expected);
-}
-
-static bool parse_count(const char *option, const char *text, uint64_t least, uint64_t most, uint64_t *count,
-                        struct failure *failure)
-{
-    char expected[80];
-    if (parse_u64(text, count) && *count >= least && *count <= most)
-        return true;
-    snprintf(expected, sizeof expected, "a whole number from %" PRIu64 " to %" PRIu64, least, most);
-    return usage(failure, option, text, expected);
+    return argument_refused(failure, option, text, expected);
 }
 
 static bool apply(struct options *options, int key, char *text, struct failure *failure)
@@ -255,7 +217,7 @@ static bool apply(struct options *options, int key, char *text, struct failure *
     case OPTION_COMPUTE_SECONDS:
         if (!parse_seconds(text, &options->compute_seconds) || options->compute_seconds <= 0 ||
             options->compute_seconds > MOST_COMPUTE_SECONDS)
-            return usage(failure, "compute-seconds", text, "a number of seconds above 0, 3600 at most");
+            return argument_refused(failure, "compute-seconds", text, "a number of seconds above 0, 3600 at most");
         break;
     case OPTION_COMPUTE_THREADS:
         good = parse_count("compute-threads", text, 1, MOST_THREADS, &count, failure);
@@ -275,10 +237,10 @@ static bool check_chunk(const char *option, uint64_t bytes, enum mode mode, enum
     char number[24];
     snprintf(number, sizeof number, "%" PRIu64, bytes);
     if (bytes && !mode_reads_in_chunks(mode) && !mode_reads_in_chunks(other))
-        return usage(failure, option, number, "a mode that reads by pread alone: page_cache, fadv_random, drop, direct or "
+        return argument_refused(failure, option, number, "a mode that reads by pread alone: page_cache, fadv_random, drop, direct or "
                      "pinned");
     if (bytes % PAGE_BYTES != 0 && (mode == MODE_DIRECT || other == MODE_DIRECT))
-        return usage(failure, option, number, "a multiple of 4096 in mode direct");
+        return argument_refused(failure, option, number, "a multiple of 4096 in mode direct");
     return true;
 }
 
@@ -289,7 +251,7 @@ static bool complete_modes(struct options *options, struct failure *failure)
     if (!options->has_warm_mode)
         options->warm_mode = options->mode;
     else if (mode_owns(options->warm_mode) || mode_writes(options->warm_mode))
-        return usage(failure, "warm-mode", mode_names[options->warm_mode],
+        return argument_refused(failure, "warm-mode", mode_names[options->warm_mode],
                      "a mode that has no memory of its own and writes nothing");
     if ((options->has_warm_mode || options->has_warm_chunk || options->warm_iterations) && options->passes.count == 1)
         return failure_set(failure, EXIT_USAGE, "usage", "--warm-%s is for every pass but the last: expected --passes with more "
@@ -305,7 +267,7 @@ static bool complete_modes(struct options *options, struct failure *failure)
     bool background = options_use(options, MODE_MMAP_BACKGROUND);
     snprintf(number, sizeof number, "%" PRIu32, options->background_threads);
     if (options->background_threads && !background)
-        return usage(failure, "background-threads", number, "--mode or --warm-mode mmap_background");
+        return argument_refused(failure, "background-threads", number, "--mode or --warm-mode mmap_background");
     if (background && options->background_threads == 0)
         options->background_threads = 1;
     return true;
@@ -353,7 +315,7 @@ static bool known_passes(const struct options *options, const char *option, cons
 {
     for (size_t i = 0; i < names->count; i++)
         if (!names_hold(&options->passes, names->items[i]))
-            return usage(failure, option, names->items[i], "names that --passes holds");
+            return argument_refused(failure, option, names->items[i], "names that --passes holds");
     return true;
 }
 

@@ -6,17 +6,13 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "common/arguments.h"
 #include "common/failure.h"
 #include "replay/modes.h"
 #include "replay/stamps.h"
 
 enum hits { HITS_NONE, HITS_CACHESTAT, HITS_MINCORE, HITS_AUTO };
 enum prefetch_kind { PREFETCH_NONE, PREFETCH_FADVISE, PREFETCH_BLOCKING };
-
-struct names {
-    const char **items;
-    size_t count;
-};
 
 struct options {
     const char *plan;
@@ -74,8 +70,6 @@ static inline bool options_use(const struct options *options, enum mode mode)
 }
 
 bool options_parse(struct options *options, int argc, char **argv, struct failure *failure);
-
-bool names_hold(const struct names *names, const char *name);
 
 void options_help(void);
 

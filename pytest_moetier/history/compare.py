@@ -14,9 +14,9 @@ from statistics import median
 from typing import Any
 
 from pytest_moetier.errors import InputError
-from pytest_moetier.finding import EMULATED, TIMED
+from pytest_moetier.finding import EMULATED, TIMED, Metric
 from pytest_moetier.history.ranks import LEAST, holm, rank_test, ratio_interval, values_needed
-from pytest_moetier.history.sessions import StoredCell, StoredMetric, StoredSession
+from pytest_moetier.history.sessions import StoredCell, StoredSession
 
 ALPHA = 0.05
 """The chance of one false alarm over all cells of a metric, and 1 - the confidence of an interval."""
@@ -174,7 +174,7 @@ class _Pair:
     then: tuple[StoredCell, ...]
     now: tuple[StoredCell, ...]
 
-    def metric(self, name: str) -> tuple[list[StoredMetric], list[StoredMetric]]:
+    def metric(self, name: str) -> tuple[list[Metric], list[Metric]]:
         """Return a metric in each session of either side that has it."""
         then, now = ([one.metrics[name] for one in side if name in one.metrics] for side in (self.then, self.now))
         return then, now

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from pytest_moetier.cell import HOST, WORKLOADS, Cell
 from pytest_moetier.errors import InputError
+from pytest_moetier.finding import Metric
 from pytest_moetier.words import words_of
 
 STORED_VERSION = 2
@@ -34,20 +34,6 @@ _NUMBERED = re.compile(r"(\d{4,})_.*\.json")
 
 
 @dataclass(frozen=True, slots=True)
-class StoredMetric:
-    """One metric of a cell: a value for each round."""
-
-    unit: str
-    better: str
-    values: tuple[float, ...]
-
-    @property
-    def median(self) -> float:
-        """The median over the rounds."""
-        return float(median(self.values))
-
-
-@dataclass(frozen=True, slots=True)
 class StoredCell:
     """One measured cell, or one studied trace.
 
@@ -62,7 +48,7 @@ class StoredCell:
 
     id: str
     words: Mapping[str, Any]
-    metrics: Mapping[str, StoredMetric]
+    metrics: Mapping[str, Metric]
     context: Mapping[str, Any]
     guest: Mapping[str, Any] | None
     traced: bool
@@ -84,7 +70,7 @@ class StoredSession:
         time: when it ended.
         host: id of the host; its node name where an older file does not say.
         release: of the host's kernel.
-        commit: id of the commit, "" where unknown.
+        commit: id of the commit, "" where unknown, as a file of ``--moetier-json`` does not say it.
         cells: by id.
         unproved: (verdict, reason) of the cells without metrics, by id; a storage file has none.
         remarks: what was left out of it, and why.
@@ -252,7 +238,7 @@ def _need_context(words: Mapping[str, Any], context: Mapping[str, Any], guest: M
         raise ValueError("neither pool nor machine is known")
 
 
-def _metrics(cell: str, found: Mapping[str, Any], remarks: list[str]) -> dict[str, StoredMetric]:
+def _metrics(cell: str, found: Mapping[str, Any], remarks: list[str]) -> dict[str, Metric]:
     metrics = {}
     for name, one in found.items():
         values = one["values"]
@@ -260,7 +246,7 @@ def _metrics(cell: str, found: Mapping[str, Any], remarks: list[str]) -> dict[st
         if not values or not plain or one["better"] not in BETTER:
             remarks.append(f"{cell}: {name} left out: {one['better']}, values {values}")
             continue
-        metrics[str(name)] = StoredMetric(str(one["unit"]), one["better"], tuple(map(float, values)))
+        metrics[str(name)] = Metric(str(name), str(one["unit"]), one["better"], tuple(map(float, values)))
     return metrics
 
 
@@ -296,7 +282,7 @@ def _from_document(path: Path, data: Mapping[str, Any]) -> StoredSession:
         time=_time(time) if time else datetime.fromtimestamp(path.stat().st_mtime, UTC),
         host=str(host.get("fingerprint", "")),
         release=str(host.get("release", "")),
-        commit=str(data.get("commit") or ""),
+        commit="",
         cells=cells,
         unproved={name: why for name, why in unproved.items() if name not in cells},
         remarks=tuple(remarks),

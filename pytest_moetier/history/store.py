@@ -122,14 +122,6 @@ def guest_json(guests: Sequence[GuestFacts]) -> dict[str, Any] | None:
     }
 
 
-def machine_of(guest: Mapping[str, Any] | None) -> list[Any] | None:
-    """Return what two machines must agree in to be compared, of what ``guest_json`` returns; None for a host.
-
-    Not the release: a cell of another kernel of the same name is what a comparison is for.
-    """
-    return None if guest is None else [guest[name] for name in ("accelerator", "memory_bytes", "cpus")]
-
-
 def metric_json(metric: Metric) -> dict[str, Any]:
     """Return a metric as JSON."""
     return {"unit": metric.unit, "better": metric.better, "values": list(metric.values)}

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pytest_moetier.documents import SCHEMA_VERSION, Document
+from pytest_moetier.documents import Document
 from pytest_moetier.files import write_folder
+from pytest_moetier.history.sessions import SCHEMA_VERSION
 from pytest_moetier.page.charts import sections_of
 from pytest_moetier.page.html import html_of
 from pytest_moetier.page.markdown import markdown_of

@@ -15,8 +15,9 @@ import pytest
 from recorded import CELL, RECORDED, ROOMY
 
 from pytest_moetier.errors import InputError
+from pytest_moetier.finding import Metric
 from pytest_moetier.history.compare import Compared, Comparison, Gate, compare_sessions, parse_effect
-from pytest_moetier.history.sessions import StoredCell, StoredMetric, StoredSession, read_session
+from pytest_moetier.history.sessions import StoredCell, StoredSession, read_session
 from pytest_moetier.history.tables import as_csv, as_json, lines_of
 
 Store = Callable[..., Path]
@@ -32,7 +33,7 @@ def around(middle: float, values: int = 5) -> tuple[float, ...]:
 
 def cell(name: str = "a", label: str = "host", better: str = "lower", unit: str = "B", **metrics: Any) -> StoredCell:
     """Return a cell, of a guest where a label is given."""
-    found = {each: StoredMetric(unit, better, tuple(values)) for each, values in metrics.items()}
+    found = {each: Metric(each, unit, better, tuple(values)) for each, values in metrics.items()}
     guest = None if label == "host" else {**GUEST, "kernel": label, "release": f"{label}.0-57-amd64"}
     cell_id = name if guest is None else f"{name}-k{label}"
     return StoredCell(cell_id, {"kernel": label}, found, CONTEXT, guest, traced=False)
@@ -284,7 +285,7 @@ def test_boots_of_several_sessions_are_pooled_for_each_is_a_start_of_its_own() -
 def test_statistics_of_a_trace_are_exact() -> None:
     def trace(value: float, iterations: int = 30) -> StoredCell:
         context = {"layers": 2, "experts": 8, "k": 2, "iterations": iterations, "synthetic": True}
-        metrics = {"reuse_w1": StoredMetric("share", "neither", (value,))}
+        metrics = {"reuse_w1": Metric("reuse_w1", "share", "neither", (value,))}
         return StoredCell("prose", {"domain": "prose"}, metrics, context, None, traced=True)
 
     def verdict(then: StoredCell, now: StoredCell) -> Comparison:

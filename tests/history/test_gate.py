@@ -16,8 +16,9 @@ import pytest
 from pytest_moetier.campaign import Settings
 from pytest_moetier.cell import Cell
 from pytest_moetier.comparison import apply_gate, prepare_gate
+from pytest_moetier.finding import Metric
 from pytest_moetier.history.compare import Gate
-from pytest_moetier.history.sessions import StoredCell, StoredMetric, StoredSession, read_session
+from pytest_moetier.history.sessions import StoredCell, StoredSession, read_session
 from pytest_moetier.settings import build_session
 from pytest_moetier.units import Capacity
 from pytest_moetier.verdicts import Against
@@ -203,7 +204,7 @@ def test_the_rounds_are_what_the_gate_needs_over_its_cells_unless_they_are_given
     cells = [Cell("capacity", Capacity.parse(f"{share}%")) for share in range(30, 37)]
 
     def prepared(*, rounds_given: bool, values: int = 5) -> tuple[int, list[str]]:
-        metric = StoredMetric("B", "lower", (1.0,) * values)
+        metric = Metric("device_bytes", "B", "lower", (1.0,) * values)
         found = {one.id: StoredCell(one.id, {}, {"device_bytes": metric}, {}, None, traced=False) for one in cells}
         baseline = StoredSession(Path("x"), "1", datetime.now(UTC), "", "", "", found)
         settings = Settings(Path("p"), Asked((), 0, None, 0.0, None), rounds=3, seed=1, threads=2, reserve_bytes=0)

@@ -82,6 +82,15 @@ def edited(tmp_path: Path, name: str, edit: Callable[[Any], Any]) -> Path:
     return path
 
 
+@pytest.mark.parametrize(("named", "seen"), [("mine", "mine"), ("", ""), (None, None)])
+def test_a_file_of_verdicts_says_the_profile_that_was_applied_unless_it_is_older(
+    tmp_path: Path, named: str | None, seen: str | None
+) -> None:
+    added = {} if named is None else {"profile": named}
+    session = read_session(edited(tmp_path, "verdicts.json", lambda data: {**data, **added}))
+    assert {one.context["profile"] for one in session.cells.values()} == {seen}
+
+
 @pytest.mark.parametrize(
     ("content", "said"),
     [

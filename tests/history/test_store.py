@@ -16,8 +16,8 @@ from pytest_moetier.campaign import CellResult, Context
 from pytest_moetier.cell import Cell
 from pytest_moetier.errors import HarnessError
 from pytest_moetier.finding import Metric
-from pytest_moetier.history import STORED_VERSION, extra_info, metric_json, validate
-from pytest_moetier.history.sessions import cell_of
+from pytest_moetier.history.sessions import STORED_VERSION, cell_of
+from pytest_moetier.history.store import extra_info, metric_json, validate
 from pytest_moetier.host.probe import host_facts
 from pytest_moetier.replay import ListFile
 from pytest_moetier.units import Capacity

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
+
+from .conftest import Outcome, parse_events
 
 KIB, MIB = 2**10, 2**20
 SMALL = ("--bytes", 4 * MIB, "--block", 64 * KIB)
@@ -36,22 +35,6 @@ int open(const char *path, int flags, ...)
 """
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What the probe said and how it ended."""
-
-    exit: int
-    events: list[dict[str, Any]]
-    stderr: str
-
-    def named(self, event: str, **values: Any) -> list[dict[str, Any]]:
-        return [one for one in self.events if one["event"] == event and values.items() <= one.items()]
-
-    def only(self, event: str) -> dict[str, Any]:
-        (found,) = self.named(event)
-        return found
-
-
 @pytest.fixture
 def probe(native_bin: Path) -> Callable[..., Outcome]:
     """Run moetier-probe to its end."""
@@ -66,8 +49,7 @@ def probe(native_bin: Path) -> Callable[..., Outcome]:
             timeout=60,
             env=os.environ | (env or {}),
         )
-        events = [json.loads(line) for line in done.stdout.splitlines()]
-        return Outcome(done.returncode, events, done.stderr.decode(errors="replace"))
+        return Outcome(done.returncode, parse_events(done.stdout), done.stderr.decode(errors="replace"))
 
     return run
 
@@ -183,9 +165,9 @@ def test_a_file_that_needs_a_name_loses_it_at_once(
         (("--bytes", 4 * MIB, "--block", 64 * KIB, "--threads", 65), "a block for every thread"),
         (("--threads", 0), "--threads 0: expected a whole number from 1 to 256"),
         (("--repeats", 4), "--repeats 4: expected a whole number from 5 to 1000"),
-        (("--what",), "--what : expected an option"),
-        (("--bytes",), "--bytes : expected an option of this program, with its value"),
-        (("a", "b"), "b : expected one folder at most"),
+        (("--what",), "--what: expected an option"),
+        (("--bytes",), "--bytes: expected an option of this program, with its value"),
+        (("a", "b"), "b: expected one folder at most"),
     ],
 )
 def test_bad_sizes_are_refused_with_what_is_expected(

@@ -127,6 +127,7 @@ def test_learning_writes_a_profile_whose_bounds_are_then_judged(
     result = run("-k", "test_capacity[", "--moetier-profile=host.yaml")
     name = pytester.path.joinpath("host.yaml").read_text().partition("name: ")[2].splitlines()[0]
     result.stdout.fnmatch_lines([f"moetier: rounds 1*profile {name}"])
+    assert json.loads(pytester.path.joinpath("verdicts.json").read_text())["profile"] == name
     learned = [one for one in verdicts()[CELL]["bounds"] if one["id"].startswith("learned.")]
     assert {one["id"].rpartition(".")[2] for one in learned} == {
         "device_bytes",

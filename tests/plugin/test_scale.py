@@ -30,9 +30,9 @@ from pytest_moetier.finding import (
     metrics_of,
     scale_of,
 )
-from pytest_moetier.history import extra_info, validate
 from pytest_moetier.history.compare import compare_sessions
 from pytest_moetier.history.sessions import StoredSession, cell_of
+from pytest_moetier.history.store import extra_info, validate
 from pytest_moetier.host.machine import GuestFacts
 from pytest_moetier.host.probe import host_facts
 from pytest_moetier.proof import Proof, ProvedRun

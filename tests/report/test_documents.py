@@ -15,7 +15,7 @@ from recorded_documents import FILES, content
 from pytest_moetier.cell import Cell
 from pytest_moetier.documents import read_results
 from pytest_moetier.errors import InputError
-from pytest_moetier.history import cell_json
+from pytest_moetier.history.store import cell_json
 from pytest_moetier.units import Capacity
 from pytest_moetier.words import words_of
 
