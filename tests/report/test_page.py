@@ -120,6 +120,17 @@ def test_a_claim_on_accounting_is_as_the_proofs_say(states: Any, verdict: str, s
     assert len(found.evidence) == 1
 
 
+def test_a_broken_proof_is_not_hidden_by_a_later_session_of_the_same_cell() -> None:
+    earlier, later = (session(result(cell="C5pct", proof=proofs(one))) for one in ("broken", "held"))
+    (found,) = rows_of([PROOF], [earlier, later])
+    assert (found.verdict, found.evidence[0].seen) == ("invalid", "1 broken, 1 held of 2 cells")
+
+
+def test_two_findings_on_one_cell_have_its_proof_once() -> None:
+    same = result(cell="C5pct", proof=proofs("held"))
+    assert row(same, {**same, "test": "test_two"}, claim=PROOF).evidence[0].seen == "1 held of 1 cells"
+
+
 def test_a_verdict_of_a_virtual_machine_is_told_with_its_scale_kernel_and_origin() -> None:
     page = page_of(read_results([FILES[1]]))
     rows = {one.claim.id: one for one in page.rows}
