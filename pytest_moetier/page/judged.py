@@ -165,7 +165,8 @@ def value_words(one: Judged) -> str:
 def _lines(claim: Claim, results: Iterable[Result]) -> Iterator[Evidence]:
     """Yield, for each line of proofs that a claim is, what became of it over all cells."""
     states: dict[str, Counter[str]] = {name: Counter() for name in claim.invariants}
-    for _, runs in dict.fromkeys((one.cell, one.proofs) for one in results if one.proofs):  # two findings share a cell's
+    # Two findings may rest on one cell: its proof counts once.
+    for _, runs in dict.fromkeys((one.cell, one.proofs) for one in results if one.proofs):
         cell = worst_states(runs)
         for name, found in states.items():
             found.update([cell[name]] if name in cell else [])
