@@ -14,8 +14,8 @@ import pytest
 
 if TYPE_CHECKING:
     from pytest_moetier.campaign import CellResult
-    from pytest_moetier.finding import Span
     from pytest_moetier.fixtures import CellHandle, CurveHandle
+    from pytest_moetier.span import Span
 
 WALLS = {"mechanism": "cgroup", "capacity": ("17.7%", "30.9%"), "mode": "page_cache"}
 BALLOON = {"mechanism": "balloon", "capacity": "30.9%", "mode": "page_cache"}

@@ -23,6 +23,7 @@ from pytest_moetier.figures import Figures
 from pytest_moetier.host.machine import GuestFacts
 from pytest_moetier.proof import INVARIANTS, ProvedRun
 from pytest_moetier.replay import Run
+from pytest_moetier.span import Span
 from pytest_moetier.units import format_bytes
 
 SUPPORTED, REFUTED, NOT_EXAMINED, INVALID = "supported", "refuted", "not_examined", "invalid"
@@ -53,15 +54,6 @@ class Metric:
         """(largest - smallest) / median over the rounds: the paper's run spread; 0 for one round."""
         middle = self.median
         return (max(self.values) - min(self.values)) / middle if middle else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """A value with the least and the most that the rounds gave: a bound that lies between cannot be told."""
-
-    low: float
-    value: float
-    high: float
 
 
 # name -> unit, better, where it comes from. Bytes are per engine iteration unless the unit says otherwise.

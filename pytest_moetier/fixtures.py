@@ -21,13 +21,14 @@ from pytest_moetier.errors import AccountingError, InputError, MoetierError, Uns
 from pytest_moetier.machines import TiersHandle
 from pytest_moetier.routing import OWN, UNITS
 from pytest_moetier.settings import option, session_of
+from pytest_moetier.span import Span
 from pytest_moetier.verdicts import About, Handle, Judge, MoetierSession, cells_of
 
 if TYPE_CHECKING:
     from pytest_moetier.audit import NamedAudit
     from pytest_moetier.campaign import CellResult
     from pytest_moetier.cell import Cell
-    from pytest_moetier.finding import Metric, Span
+    from pytest_moetier.finding import Metric
     from pytest_moetier.routing import HitRates, Study, Subject
     from pytest_moetier.trace.locality import Locality
     from pytest_moetier.trace.records import Trace
@@ -186,8 +187,6 @@ class CurveHandle(Handle):
             below: the cell that it is divided by.
             across: fields of a cell in which the two may differ; then their residency may not (see ``matched``).
         """
-        from pytest_moetier.finding import Span  # noqa: PLC0415
-
         __tracebackhide__ = True
         first, second = self._metrics(name, above, below, across=across)
         ratios = [_over(one, other) for one, other in zip(first.values, second.values, strict=True)]
@@ -195,8 +194,6 @@ class CurveHandle(Handle):
 
     def span(self, name: str, result: CellResult) -> Span:
         """Return the median of metric ``name`` over the rounds of a cell, with the least and the most."""
-        from pytest_moetier.finding import Span  # noqa: PLC0415
-
         __tracebackhide__ = True
         (metric,) = self._metrics(name, result)
         return Span(min(metric.values), metric.median, max(metric.values))

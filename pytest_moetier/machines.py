@@ -17,13 +17,13 @@ import pytest
 
 from pytest_moetier.errors import HostBusyError, InputError, MoetierError, UnsupportedHostError
 from pytest_moetier.settings import option
+from pytest_moetier.span import Span
 from pytest_moetier.units import format_bytes
 from pytest_moetier.verdicts import About, Judge, MoetierSession
 
 if TYPE_CHECKING:
-    from pytest_moetier.finding import Span
     from pytest_moetier.sizing import Curve
-    from pytest_moetier.tiers.constants import Constants, Interval
+    from pytest_moetier.tiers.constants import Constants
     from pytest_moetier.tiers.probe import HostProbe
 
 HERE = "here"
@@ -59,7 +59,7 @@ class TiersHandle(Judge):
         """Whether it is the paper's machine: its figures are arithmetic, not measured here."""
         return self.name != HERE
 
-    def judge(self, *names: str, **values: tuple[Interval | None, str]) -> None:
+    def judge(self, *names: str, **values: tuple[Span | None, str]) -> None:
         """Judge figures of ``calculus.Calculus`` by name, and further ones with the reason where there is none."""
         __tracebackhide__ = True
         from pytest_moetier.tiers.calculus import reckon  # noqa: PLC0415
@@ -70,7 +70,7 @@ class TiersHandle(Judge):
         why = "; ".join(one for one in whys if not any(one in other for other in whys if other != one))
         self.conclude({name: self._span(figure) for name, (figure, _) in figures.items()}, why)
 
-    def admission(self) -> dict[str, tuple[Interval | None, str]]:
+    def admission(self) -> dict[str, tuple[Span | None, str]]:
         """Return what the device read for pages that stay, over what it read for pages that do not."""
         __tracebackhide__ = True
         probe = self._machine().probe
@@ -125,13 +125,11 @@ class TiersHandle(Judge):
         __tracebackhide__ = True
         self.give_up(reason, self.name)
 
-    def _span(self, figure: Interval | None) -> float | Span | None:
+    def _span(self, figure: Span | None) -> float | Span | None:
         """Return what is judged: of measured rates the whole interval, of the paper's what it states."""
-        from pytest_moetier.finding import Span  # noqa: PLC0415
-
         if figure is None:
             return None
-        return figure.value if self.paper else Span(figure.low, figure.value, figure.high)
+        return figure.value if self.paper else figure
 
     def _machine(self) -> Machine:
         __tracebackhide__ = True

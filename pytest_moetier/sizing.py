@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from pytest_moetier.cell import Cell
 from pytest_moetier.errors import InputError
-from pytest_moetier.tiers.constants import Interval, parse_rate
+from pytest_moetier.span import Span
+from pytest_moetier.tiers.constants import parse_rate
 from pytest_moetier.units import Capacity, format_bytes, format_seconds
 
 if TYPE_CHECKING:
@@ -151,9 +152,9 @@ class Answer:
     capacity_low: float
     capacity_high: float | None
     between: tuple[Point, Point]
-    seconds: Interval
-    device_bytes: Interval | None
-    bandwidth: Interval | None
+    seconds: Span
+    device_bytes: Span | None
+    bandwidth: Span | None
     caveats: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -214,7 +215,7 @@ def capacity_for(capacities: Sequence[float], values: Sequence[float], most: flo
     return None
 
 
-def interpolation_error(curve: Curve) -> Interval | None:
+def interpolation_error(curve: Curve) -> Span | None:
     """Return how far an inner point's median lies from the line between its neighbours, as a share: the largest.
 
     Its ends are the least and the most that the rounds allow. None where there is no inner point.
@@ -226,17 +227,17 @@ def interpolation_error(curve: Curve) -> Interval | None:
     if not found:
         return None
     low, value, high = (max(getattr(one, end) for one in found) for end in ("low", "value", "high"))
-    return Interval(low, value, high)
+    return Span(low, value, high)
 
 
-def _error(left: Point, inner: Point, right: Point) -> Interval:
+def _error(left: Point, inner: Point, right: Point) -> Span:
     at = [float(left.capacity_bytes), float(right.capacity_bytes)]
     least, middle, most = (
         value_at(at, [pick(left.seconds), pick(right.seconds)], inner.capacity_bytes) for pick in (min, median, max)
     )
     apart = least / max(inner.seconds) - 1, most / min(inner.seconds) - 1
     nearest = 0.0 if apart[0] <= 0 <= apart[1] else min(map(abs, apart))
-    return Interval(nearest, abs(middle / median(inner.seconds) - 1), max(map(abs, apart)))
+    return Span(nearest, abs(middle / median(inner.seconds) - 1), max(map(abs, apart)))
 
 
 # ---- the answer
@@ -278,7 +279,7 @@ def size(curve: Curve, target: Target) -> Answer:
     return Answer(target, curve, found, low or found, high, between, seconds, device, bandwidth, tuple(caveats))
 
 
-def _span(points: Sequence[Point], pick: str, at: float) -> Interval | None:
+def _span(points: Sequence[Point], pick: str, at: float) -> Span | None:
     """Return a value at a capacity, by the medians and by the least and the most of the rounds."""
     rounds: list[tuple[float, ...]] = [getattr(one, pick) for one in points]
     if not all(rounds):
@@ -286,7 +287,7 @@ def _span(points: Sequence[Point], pick: str, at: float) -> Interval | None:
     capacities = [float(one.capacity_bytes) for one in points]
     smooth = list if pick == "bandwidths" else falling  # a ratio of two that fall need not
     low, value, high = (value_at(capacities, smooth([each(r) for r in rounds]), at) for each in (min, median, max))
-    return Interval(low, value, high)
+    return Span(low, value, high)
 
 
 def _need_falling(curve: Curve, rounds: Sequence[tuple[float, ...]], kind: str) -> None:

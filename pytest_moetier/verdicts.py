@@ -19,11 +19,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import pytest
 
 from pytest_moetier.errors import InputError
+from pytest_moetier.span import Span
 
 if TYPE_CHECKING:
     from pytest_moetier.campaign import Campaign, CellResult
     from pytest_moetier.cell import Cell
-    from pytest_moetier.finding import Bound, Judgement, Metric, Profile, Scale, Span
+    from pytest_moetier.finding import Bound, Judgement, Metric, Profile, Scale
     from pytest_moetier.history.compare import Comparison, Gate
     from pytest_moetier.history.sessions import StoredSession
     from pytest_moetier.progress import Reporter

@@ -14,8 +14,9 @@ from pytest_moetier.errors import HostBusyError, InputError
 from pytest_moetier.units import parse_bytes
 
 if TYPE_CHECKING:
+    from pytest_moetier.span import Span
     from pytest_moetier.tiers.calculus import Calculus
-    from pytest_moetier.tiers.constants import Constants, Interval
+    from pytest_moetier.tiers.constants import Constants
     from pytest_moetier.tiers.probe import HostProbe
 
 
@@ -114,7 +115,7 @@ def _rules(found: Calculus) -> Iterable[str]:
     )
 
 
-def _figure(found: Interval | None, why: str, form: str) -> str:
+def _figure(found: Span | None, why: str, form: str) -> str:
     if found is None:
         return f"none ({why})"
     return f"{found.value:{form}} ({found.low:{form}} to {found.high:{form}})"

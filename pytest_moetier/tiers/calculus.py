@@ -19,7 +19,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pytest_moetier.tiers.constants import Constants, Interval
+from pytest_moetier.span import Span
+from pytest_moetier.tiers.constants import Constants
 
 TIE = 0.06
 """stream/adopt - 1 up to which adopting and streaming tie: the paper's 5.6%, which is 5.8% by its own constants."""
@@ -65,11 +66,11 @@ class Calculus:
         rows: the placement table.
     """
 
-    k_star: Interval | None
-    k_restream: Interval | None
-    stream_over_adopt: Interval | None
-    adopt_below_stream: Interval | None
-    hit_worth: Interval | None
+    k_star: Span | None
+    k_restream: Span | None
+    stream_over_adopt: Span | None
+    adopt_below_stream: Span | None
+    hit_worth: Span | None
     why: dict[str, str]
     rows: tuple[Row, ...]
 
@@ -85,7 +86,7 @@ class Calculus:
         }
 
 
-def _plain(found: Interval | None) -> dict[str, float | None] | None:
+def _plain(found: Span | None) -> dict[str, float | None] | None:
     if found is None:
         return None
     return {name: one if math.isfinite(one := getattr(found, name)) else None for name in ("low", "value", "high")}
@@ -100,17 +101,17 @@ def break_even(stream: float, link: float, hbm: float) -> float:
     return (1 / stream) / saved if saved > 0 else math.inf
 
 
-def _break_even(stream: Interval, link: Interval, hbm: Interval) -> Interval:
+def _break_even(stream: Span, link: Span, hbm: Span) -> Span:
     """It falls in ``stream`` and ``hbm``, and rises in ``link``."""
-    return Interval(
+    return Span(
         break_even(stream.high, link.low, hbm.high),
         break_even(stream.value, link.value, hbm.value),
         break_even(stream.low, link.high, hbm.low),
     )
 
 
-def _over(above: Interval, below: Interval) -> Interval:
-    return Interval(above.low / below.high, above.value / below.value, above.high / below.low)
+def _over(above: Span, below: Span) -> Span:
+    return Span(above.low / below.high, above.value / below.value, above.high / below.low)
 
 
 def reckon(constants: Constants) -> Calculus:
@@ -129,8 +130,8 @@ def reckon(constants: Constants) -> Calculus:
     found = Calculus(
         k_star=None if unified or not (hbm and adopt and stream) else _break_even(stream, adopt, hbm),
         k_restream=None if unified or not (hbm and stream) else _break_even(stream, stream, hbm),
-        stream_over_adopt=ratio and Interval(ratio.low - 1, ratio.value - 1, ratio.high - 1),
-        adopt_below_stream=ratio and Interval(1 - 1 / ratio.low, 1 - 1 / ratio.value, 1 - 1 / ratio.high),
+        stream_over_adopt=ratio and Span(ratio.low - 1, ratio.value - 1, ratio.high - 1),
+        adopt_below_stream=ratio and Span(1 - 1 / ratio.low, 1 - 1 / ratio.value, 1 - 1 / ratio.high),
         hit_worth=_over(hit, miss) if hit and miss else None,
         why={name: reason for name, reason in why.items() if reason},
         rows=(),

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Any
 
 from pytest_moetier.errors import InputError
+from pytest_moetier.span import Span
 from pytest_moetier.units import parse_bytes
 
 FORMAT = "moetier-tiers/1"
@@ -41,25 +42,11 @@ _PERCENT = re.compile(r"^([0-9]+(?:\.[0-9]+)?)\s*%$")
 
 
 @dataclass(frozen=True, slots=True)
-class Interval:
-    """A value with the least and the most that it may be."""
-
-    low: float
-    value: float
-    high: float
-
-    @classmethod
-    def of(cls, values: tuple[float, ...], value: float) -> Interval:
-        """Return a value with the least and the most of those that it summarises."""
-        return cls(min(values), value, max(values))
-
-
-@dataclass(frozen=True, slots=True)
 class Rate:
     """A measured rate in bytes a second, with its source."""
 
     name: str
-    speed: Interval
+    speed: Span
     source: str
     date: str
 
@@ -91,7 +78,7 @@ class Constants:
     unmeasured: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def speed(self, name: str) -> Interval | None:
+    def speed(self, name: str) -> Span | None:
         """Return a rate's bytes a second, None where it does not exist or is not known."""
         return self.rates[name].speed if name in self.rates else None
 
@@ -225,7 +212,7 @@ def _rate(name: str, value: Any, usual: Mapping[str, Any], place: str) -> Rate: 
     source, date = _text(given["source"], f"{place}: source"), given["date"]
     if not isinstance(date, dt.date | str) or not str(date).strip():
         raise InputError(f"{place}: date is {date!r}", "the day it was measured, such as 2026-08-12", _MEND)
-    return Rate(name, Interval(speed * (1 - share), speed, speed * (1 + share)), source, str(date))
+    return Rate(name, Span(speed * (1 - share), speed, speed * (1 + share)), source, str(date))
 
 
 def parse_rate(value: Any, place: str) -> float:  # noqa: ANN401 - straight from YAML or a command line

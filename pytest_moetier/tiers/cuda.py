@@ -18,7 +18,8 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from pytest_moetier.errors import HarnessError, MoetierError, UnsupportedHostError
-from pytest_moetier.tiers.constants import Constants, Interval, Rate
+from pytest_moetier.span import Span
+from pytest_moetier.tiers.constants import Constants, Rate
 from pytest_moetier.units import format_bytes
 
 if TYPE_CHECKING:
@@ -240,7 +241,7 @@ def _measure(gpu: _Gpu, folder: Path | None, size: int) -> Constants:
         "stream_overlapped": ": the copy engine alone, from pinned memory, nothing computed beside: an upper bound"
     }
     rates = {
-        name: Rate(name, Interval.of(values, median(values)), source + words.get(name, ""), day)
+        name: Rate(name, Span.of(values, median(values)), source + words.get(name, ""), day)
         for name, values in found.items()
     }
     absent = {} if coherent else dict.fromkeys(("link_file_backed", "link_malloc"), _NOT_COHERENT)

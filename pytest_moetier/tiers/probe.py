@@ -20,7 +20,8 @@ from typing import Any
 from pytest_moetier.errors import HarnessError, InputError, MoetierError, UnsupportedHostError
 from pytest_moetier.host import blockdev
 from pytest_moetier.native import executable
-from pytest_moetier.tiers.constants import Constants, Interval, Rate
+from pytest_moetier.span import Span
+from pytest_moetier.tiers.constants import Constants, Rate
 from pytest_moetier.units import format_bytes
 
 LEAST_PROVED = 5
@@ -65,10 +66,10 @@ class Figure:
     why: str = ""
 
     @property
-    def speed(self) -> Interval | None:
+    def speed(self) -> Span | None:
         """The median over the rounds, with the least and the most."""
         values = tuple(self.speeds.values())
-        return Interval.of(values, median(values)) if values else None
+        return Span.of(values, median(values)) if values else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +97,7 @@ class HostProbe:
     figures: Mapping[str, Figure]
     passes: tuple[Pass, ...]
 
-    def ratio(self, above: str, below: str) -> tuple[Interval | None, str]:
+    def ratio(self, above: str, below: str) -> tuple[Span | None, str]:
         """Return one rate over another, round by round: the median with the least and the most; None, and why, else."""
         one, other = self.figures[above], self.figures[below]
         if one.why or other.why:
@@ -104,9 +105,9 @@ class HostProbe:
         values = tuple(one.speeds[at] / other.speeds[at] for at in one.speeds if at in other.speeds)
         if len(values) < LEAST_PROVED:
             return None, f"{above} and {below} were both proved in {len(values)} rounds; expected {LEAST_PROVED}"
-        return Interval.of(values, median(values)), ""
+        return Span.of(values, median(values)), ""
 
-    def extra_reads(self) -> tuple[Interval | None, str]:
+    def extra_reads(self) -> tuple[Span | None, str]:
         """Return the device's bytes of a read that admits over those of one that does not (rule 1), round by round."""
         if why := self.figures["admitted"].why or self.figures["direct"].why:
             return None, why
@@ -115,7 +116,7 @@ class HostProbe:
         values = tuple(found["admitted", at] / found["direct", at] for at in sorted(proved))
         if len(values) < LEAST_PROVED:
             return None, f"both were proved in {len(values)} rounds; expected {LEAST_PROVED}"
-        return Interval.of(values, median(values)), ""
+        return Span.of(values, median(values)), ""
 
     def constants(self) -> Constants:
         """Return the proved figures as constants of this host; what is not proved is unmeasured, with the reason."""

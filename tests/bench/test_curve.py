@@ -12,9 +12,10 @@ import pytest
 from curves import Known, cell_of, lost, proved, values
 
 from pytest_moetier.errors import HostBusyError
-from pytest_moetier.finding import Span, metrics_of
+from pytest_moetier.finding import metrics_of
 from pytest_moetier.fixtures import CellHandle
 from pytest_moetier.replay import ListFile
+from pytest_moetier.span import Span
 
 
 def known(*cells: Any, **how: Any) -> Known:

@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 import pytest
 
+from pytest_moetier.span import Span
 from pytest_moetier.tiers.calculus import HERE, NOT_HERE, UNKNOWN, Row, break_even, reckon
-from pytest_moetier.tiers.constants import Constants, Interval, Rate, read_constants
+from pytest_moetier.tiers.constants import Constants, Rate, read_constants
 
 OWN, ADOPT, STREAM = "own: promote", "adopt: read", "stream: copy"
 
@@ -22,7 +23,7 @@ def machine(
 ) -> Constants:
     """Return constants in GB/s."""
     known = {
-        name: Rate(name, Interval(value * (1 - spread), value, value * (1 + spread)), "by hand", "today")
+        name: Rate(name, Span(value * (1 - spread), value, value * (1 + spread)), "by hand", "today")
         for name, value in rates.items()
     }
     return Constants("mine", "a machine", unified, known, absent or {})
@@ -110,7 +111,7 @@ def test_what_was_not_measured_is_unknown_and_not_absent() -> None:
 
 def test_an_accelerator_no_faster_than_its_link_never_pays() -> None:
     slow = machine({"hbm": 100, "link_file_backed": 100, "stream_overlapped": 90})
-    assert reckon(slow).k_star == Interval(math.inf, math.inf, math.inf)
+    assert reckon(slow).k_star == Span(math.inf, math.inf, math.inf)
     assert row(slow, OWN).figure == "k* is infinite"
     assert reckon(slow).as_json()["k_star"] == {"low": None, "value": None, "high": None}
 

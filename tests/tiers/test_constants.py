@@ -10,8 +10,8 @@ from pytest_moetier.errors import InputError
 from pytest_moetier.tiers.constants import (
     MEANINGS,
     Constants,
-    Interval,
     Rate,
+    Span,
     parse_constants,
     parse_rate,
     read_constants,
@@ -47,7 +47,7 @@ def test_the_paper_s_constants_are_shipped_with_their_source() -> None:
         "paper section 4, Method: the replay path, warm",
     }
     assert {one.date for one in found.rates.values()} == {"2026-08-12"}
-    assert found.rates["hbm"].speed == Interval(2938e9 * 0.992, 2938e9, pytest.approx(2938e9 * 1.008))
+    assert found.rates["hbm"].speed == Span(2938e9 * 0.992, 2938e9, pytest.approx(2938e9 * 1.008))
     assert found.unmeasured == {"dram_copy": "the paper gives none"}
     assert any("5.6%" in one and "5.8%" in one and "5.5%" in one for one in found.notes)
 
@@ -140,7 +140,7 @@ def test_a_name_that_is_not_shipped_is_told_which_are() -> None:
 
 def test_what_was_measured_stands_over_what_was_given() -> None:
     def rate(name: str, value: float) -> Rate:
-        return Rate(name, Interval(value, value, value), "s", "d")
+        return Rate(name, Span(value, value, value), "s", "d")
 
     measured = Constants(
         "here", "a", None, {"hbm": rate("hbm", 1.0)}, {"link_malloc": "gone"}, {"device_cold": "noisy"}
