@@ -127,9 +127,7 @@ class TiersHandle(Judge):
 
     def _span(self, figure: Span | None) -> float | Span | None:
         """Return what is judged: of measured rates the whole interval, of the paper's what it states."""
-        if figure is None:
-            return None
-        return figure.value if self.paper else figure
+        return figure.value if self.paper and figure is not None else figure
 
     def _machine(self) -> Machine:
         __tracebackhide__ = True
