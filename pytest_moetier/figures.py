@@ -8,7 +8,7 @@ target and not the cache (paper section 2); the column at C is kept beside it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import fmean, pstdev
 from typing import Any
@@ -53,7 +53,8 @@ class Demand:
 
     def belady_bytes(self, resident_bytes: float) -> int:
         """Return the fewest bytes that any cache of ``resident_bytes`` must read in the measured pass."""
-        return belady_page_bound(self.plan, int(resident_bytes))
+        pages = replace(self.plan, expert_bytes=self.plan.own_page_bytes)
+        return belady_page_bound(pages, int(resident_bytes))
 
     @property
     def token_cycle_bytes(self) -> int:

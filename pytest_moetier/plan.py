@@ -147,6 +147,17 @@ class Plan:
         sizes: NDArray[np.uint64] = running[self.iterations[1:]] - running[self.iterations[:-1]]
         return sizes
 
+    @cached_property
+    def own_page_bytes(self) -> NDArray[np.uint64]:
+        """u64 per expert: bytes of the pages that hold nothing else; what is beside them may come with a neighbour."""
+        page = np.uint64(PAGE_BYTES)
+        ends = (self.extent_offset + self.extent_length) // page
+        starts = (self.extent_offset + page - np.uint64(1)) // page
+        running = np.concatenate([np.zeros(1, np.uint64), np.cumsum(np.maximum(ends, starts) - starts)])
+        first = self.expert_first_extent
+        pages: NDArray[np.uint64] = running[first + self.expert_n_extents.astype(np.uint64)] - running[first]
+        return pages * page
+
     @property
     def stamped(self) -> bool:
         """Every page carries its address."""

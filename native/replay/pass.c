@@ -17,7 +17,7 @@ static bool sample_residency(const struct pass *pass, struct pass_context *conte
     double start = clock_seconds();
     if (!pool_resident_bytes(context->probe, context->pool, &bytes, failure))
         return false;
-    event_residency(&context->line, pass, at, start, bytes, plan_pool_bytes(context->plan), clock_seconds() - start);
+    event_residency(&context->line, pass, at, start, bytes, plan_experts_bytes(context->plan), clock_seconds() - start);
     return true;
 }
 

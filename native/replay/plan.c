@@ -28,6 +28,34 @@ static void place_sections(struct plan *plan)
     plan->strings = plan->memory + header->off_strings;
 }
 
+static int by_place(const void *left, const void *right)
+{
+    const struct plan_extent *a = left, *b = right;
+    if (a->file != b->file)
+        return a->file < b->file ? -1 : 1;
+    return a->offset < b->offset ? -1 : a->offset > b->offset;
+}
+
+static bool find_runs(struct plan *plan, struct failure *failure)
+{
+    uint64_t n = plan->header.n_extents;
+    plan->runs = malloc((n ? n : 1) * sizeof *plan->runs);
+    if (!plan->runs)
+        return failure_set(failure, EXIT_FAILED, "memory", "no memory for %" PRIu64 " extents", n);
+    if (n)
+        memcpy(plan->runs, plan->extents, n * sizeof *plan->runs);
+    qsort(plan->runs, n, sizeof *plan->runs, by_place);
+    for (uint64_t i = 0; i < n; i++) {
+        struct plan_extent next = plan->runs[i];
+        struct plan_extent *last = plan->n_runs ? &plan->runs[plan->n_runs - 1] : NULL;
+        if (!last || last->file != next.file || next.offset > last->offset + last->length)
+            plan->runs[plan->n_runs++] = next;
+        else if (next.offset + next.length > last->offset + last->length)
+            last->length = next.offset + next.length - last->offset;
+    }
+    return true;
+}
+
 // The header is checked before the body is read: a foreign file of a terabyte is refused by its first 160 bytes.
 static bool load(struct plan *plan, const char *path, int fd, struct failure *failure)
 {
@@ -50,7 +78,7 @@ static bool load(struct plan *plan, const char *path, int fd, struct failure *fa
     if (!read_exactly(fd, plan->memory, plan->header.file_bytes))
         return unreadable(failure, path, errno);
     place_sections(plan);
-    return plan_check_body(plan, path, failure);
+    return plan_check_body(plan, path, failure) && find_runs(plan, failure);
 }
 
 bool plan_load(struct plan *plan, const char *path, struct failure *failure)
@@ -69,6 +97,7 @@ bool plan_load(struct plan *plan, const char *path, struct failure *failure)
 void plan_free(struct plan *plan)
 {
     free(plan->memory);
+    free(plan->runs);
     *plan = (struct plan){0};
 }
 
@@ -90,5 +119,13 @@ uint64_t plan_pool_bytes(const struct plan *plan)
     uint64_t bytes = 0;
     for (uint64_t i = 0; i < plan->header.n_files; i++)
         bytes += plan->files[i].size_bytes;
+    return bytes;
+}
+
+uint64_t plan_experts_bytes(const struct plan *plan)
+{
+    uint64_t bytes = 0;
+    for (uint64_t i = 0; i < plan->n_runs; i++)
+        bytes += plan->runs[i].length;
     return bytes;
 }

@@ -86,6 +86,8 @@ struct plan {
     const struct plan_extent *extents;
     const struct plan_file *files;
     const char *strings;
+    struct plan_extent *runs; // [n_runs]: the bytes of all experts, ascending, those that touch each other in one
+    uint64_t n_runs;
 };
 
 // Reads and checks the plan, and drops the plan file's own pages from the page cache: they would be charged to the scope
@@ -102,5 +104,8 @@ const char *plan_name_file(const struct plan *plan, uint32_t file, struct failur
 
 // The sum of the sizes of all files.
 uint64_t plan_pool_bytes(const struct plan *plan);
+
+// The bytes of all experts. A real model's files hold others besides.
+uint64_t plan_experts_bytes(const struct plan *plan);
 
 #endif

@@ -67,17 +67,21 @@ static bool residency_failed(enum probe probe, const struct pool *pool, uint32_t
 
 bool pool_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *bytes, struct failure *failure)
 {
+    const struct plan_extent *run = pool->plan->runs, *end = run + pool->plan->n_runs;
     *bytes = 0;
-    for (uint32_t file = 0; file < pool->plan->header.n_files; file++) {
-        uint64_t size = pool->plan->files[file].size_bytes;
+    while (run < end) { // file by file, as the runs are
+        uint32_t file = run->file;
         int fd = pool_open(pool, file, 0, failure);
         if (fd < 0)
             return false;
-        int64_t resident = resident_bytes(probe, fd, NULL, 0, size);
+        int64_t resident = 0;
+        for (; run < end && run->file == file && resident >= 0; run++) {
+            resident = resident_bytes(probe, fd, NULL, run->offset, run->length);
+            *bytes += resident > 0 ? (uint64_t)resident : 0;
+        }
         close(fd);
         if (resident < 0)
             return residency_failed(probe, pool, file, resident, failure);
-        *bytes += (uint64_t)resident;
     }
     return true;
 }

@@ -19,7 +19,7 @@ struct probe_choice {
 // is chosen as by auto. A probe that was asked for by name and fails is "unsupported".
 bool probe_choose(struct probe_choice *choice, enum hits hits, const struct pool *pool, struct failure *failure);
 
-// Resident bytes of all files of the plan, each once.
+// Resident bytes of all experts of the plan, each byte once: a page beside them in the same file does not count.
 bool pool_resident_bytes(enum probe probe, const struct pool *pool, uint64_t *bytes, struct failure *failure);
 
 // Resident bytes of every expert of the plan, in the plan's order. A page that two experts share counts for each by its share.

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
@@ -65,9 +65,17 @@ def cachestat_pages(descriptor: int) -> int:
     Raises:
         OSError: ENOSYS before Linux 6.5, EPERM for a file one neither owns nor may write, EOPNOTSUPP on hugetlbfs.
     """
-    found = _Cachestat()
-    whole = _Range(0, 0)
-    syscall(_CACHESTAT, ctypes.c_int(descriptor), ctypes.byref(whole), ctypes.byref(found), ctypes.c_uint(0))
+    return cachestat_range(descriptor, 0, 0)
+
+
+def cachestat_range(descriptor: int, offset: int, length: int) -> int:
+    """Return the pages that hold some of these bytes of an open file and are in the page cache; length 0: to its end.
+
+    Raises:
+        OSError: as ``cachestat_pages``.
+    """
+    found, asked = _Cachestat(), _Range(offset, length)
+    syscall(_CACHESTAT, ctypes.c_int(descriptor), ctypes.byref(asked), ctypes.byref(found), ctypes.c_uint(0))
     return int(found.cache)
 
 
@@ -88,15 +96,43 @@ def has_cachestat() -> bool:
 def resident_bytes(target: str | Path | int) -> int | None:
     """Return the bytes of a file (path or open descriptor) in the page cache; None where no probe tells the truth."""
     with _opened(target) as descriptor:
-        size = os.fstat(descriptor).st_size
-        ceiling = -(-size // PAGE_BYTES) * PAGE_BYTES
+        return resident_parts(descriptor, [(0, os.fstat(descriptor).st_size)])
+
+
+def resident_parts(target: str | Path | int, parts: Iterable[tuple[int, int]]) -> int | None:
+    """Return the bytes in the page cache of the pages that hold any of ``parts`` of a file, each page once.
+
+    Args:
+        target: path or open descriptor.
+        parts: (offset, length) in bytes, ascending.
+
+    Returns:
+        None where no probe tells the truth.
+    """
+    with _opened(target) as descriptor:
+        pages = _whole_pages(parts)
         try:
-            return min(cachestat_pages(descriptor) * os.sysconf("SC_PAGE_SIZE"), ceiling)
+            page = os.sysconf("SC_PAGE_SIZE")
+            return sum(min(cachestat_range(descriptor, at, size) * page, size) for at, size in pages)
         except (OSError, AttributeError):
-            return _mincore_bytes(descriptor, size)
+            found = [_mincore_bytes(descriptor, at, size) for at, size in pages]
+            known = [one for one in found if one is not None]
+            return sum(known) if len(known) == len(found) else None
 
 
-def _mincore_bytes(descriptor: int, size: int) -> int | None:
+def _whole_pages(parts: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the parts as runs of whole pages."""
+    runs: list[tuple[int, int]] = []
+    for offset, length in parts:
+        start, end = offset // PAGE_BYTES * PAGE_BYTES, -(-(offset + length) // PAGE_BYTES) * PAGE_BYTES
+        if runs and start <= sum(runs[-1]):
+            start, end = runs[-1][0], max(end, sum(runs.pop()))
+        if end > start:
+            runs.append((start, end - start))
+    return runs
+
+
+def _mincore_bytes(descriptor: int, first: int, size: int) -> int | None:
     # The kernel answers "resident" for every page of a file one neither owns nor may write.
     owner = os.fstat(descriptor).st_uid
     if os.geteuid() not in (0, owner) and not os.access(f"/proc/self/fd/{descriptor}", os.W_OK):
@@ -106,8 +142,8 @@ def _mincore_bytes(descriptor: int, size: int) -> int | None:
     mmap.restype = ctypes.c_void_p
     mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_int64]
     total = 0
-    for offset in range(0, size, _CHUNK_BYTES):
-        length = min(_CHUNK_BYTES, size - offset)
+    for offset in range(first, first + size, _CHUNK_BYTES):
+        length = min(_CHUNK_BYTES, first + size - offset)
         address = mmap(None, length, _PROT_NONE, _MAP_SHARED, descriptor, offset)
         if address in (None, ctypes.c_void_p(-1).value):
             return None

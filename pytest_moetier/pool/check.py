@@ -98,7 +98,7 @@ def _whose(manifest: Manifest, index: int) -> str:
     if index >= len(manifest.files):
         return " (the spine)"
     at, expert = divmod(index, manifest.experts)
-    return "" if manifest.layout == "one_file" else f" (layer {manifest.layers[at]}, expert {expert})"
+    return f" (layer {manifest.layers[at]}, expert {expert})" if manifest.layout == "file_per_expert" else ""
 
 
 def _sample(seed: int, pool_id: int, total: int, count: int) -> list[int]:

@@ -10,6 +10,8 @@ import stat
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from pathlib import Path
 
 from pytest_moetier.errors import HarnessError, InputError
@@ -18,7 +20,8 @@ from pytest_moetier.host.blockdev import BlockDevice
 from pytest_moetier.host.loopdev import LoopDevice
 from pytest_moetier.host.restore import Journal
 from pytest_moetier.pool.check import file_faults
-from pytest_moetier.pool.manifest import IMAGE_NAME, RECREATE, Manifest, load_manifest
+from pytest_moetier.pool.checkpoint import AGAIN, model_root
+from pytest_moetier.pool.manifest import IMAGE_NAME, RECREATE, Extent, Manifest, load_manifest
 from pytest_moetier.units import format_bytes
 
 _DROP_ATTEMPTS = 3
@@ -30,7 +33,7 @@ class OpenPool:
     """A pool whose files can be read now.
 
     Attributes:
-        path: the pool's folder.
+        path: the pool's folder, or a model as the user named it.
         manifest: what is in it.
         root: what the manifest's paths are relative to; valid in children that inherit ``pass_fds``.
         pass_fds: descriptors that a child must inherit for ``root`` to be valid there.
@@ -50,7 +53,12 @@ class OpenPool:
     writable: bool = False
 
     def resident_bytes(self) -> int | None:
-        """Return the bytes of the experts in the page cache, not the spine's; None where no probe tells the truth."""
+        """Return the bytes of the experts in the page cache, not the spine's; None where no probe tells the truth.
+
+        In a model's own files a page that holds the end of one and the start of the other counts for both.
+        """
+        if self.manifest.checkpoint is not None:
+            return self._resident_parts(self.manifest.expert_runs)
         total = 0
         for file in self.manifest.files:
             found = residency.resident_bytes(self.root / file.path)
@@ -62,7 +70,19 @@ class OpenPool:
     def spine_resident_bytes(self) -> int | None:
         """Return the bytes of the spine in the page cache, 0 without a spine; None where no probe tells the truth."""
         spine = self.manifest.spine
+        if self.manifest.spine_extents:
+            return self._resident_parts(self.manifest.spine_extents)
         return 0 if spine is None else residency.resident_bytes(self.root / spine.path)
+
+    def _resident_parts(self, runs: tuple[Extent, ...]) -> int | None:
+        total = 0
+        for file, parts in groupby(runs, attrgetter("file")):
+            path = self.root / self.manifest.files[file].path
+            found = residency.resident_parts(path, [(part.offset, part.length) for part in parts])
+            if found is None:
+                return None
+            total += found
+        return total
 
     def drop_cache(self) -> int | None:
         """Drop the pool's pages, the spine's too, whole files at a time, and return what of both is still resident.
@@ -113,14 +133,15 @@ def _image(path: Path, manifest: Manifest) -> Path:
 def _refuse_faults(root: Path, manifest: Manifest, path: Path) -> None:
     fault = next(file_faults(root, manifest), None)
     if fault is not None:
-        raise InputError(f"pool {path}: {fault}", "the files of its manifest", f"see `moetier pool check {path}`")
+        do = f"see `moetier pool check {path}`" if manifest.stamped else AGAIN
+        raise InputError(f"pool {path}: {fault}", "the files of its manifest", do)
 
 
 def inspect_pool(path: Path, *, check_files: bool = True) -> Manifest:
-    """Return the manifest of the pool in the folder ``path``, after every check that changes nothing on the host.
+    """Return the manifest of the pool at ``path``, after every check that changes nothing on the host.
 
     Args:
-        path: a folder made by ``moetier pool create``.
+        path: a folder made by ``moetier pool create``, or a model: its file, or its folder.
         check_files: of a pool of plain files, refuse a missing or short one (an image's are looked at when it is open).
 
     Raises:
@@ -131,9 +152,16 @@ def inspect_pool(path: Path, *, check_files: bool = True) -> Manifest:
     if manifest.store == "image":
         blockdev.devices_of(_image(path / IMAGE_NAME, manifest))  # what lies on a tmpfs is memory, not a device
     elif check_files:
-        _refuse_faults(path, manifest, path)
-        _devices(path, manifest)
+        root = _root(path, manifest)
+        _refuse_faults(root, manifest, path)
+        _devices(root, manifest)
     return manifest
+
+
+def _root(path: Path, manifest: Manifest) -> Path:
+    """Return what the files of a closed pool are relative to."""
+    in_place = manifest.checkpoint is not None and manifest.store == "plain"
+    return model_root(path) if in_place else path
 
 
 def _devices(root: Path, manifest: Manifest) -> tuple[BlockDevice, ...]:
@@ -157,7 +185,7 @@ def _refuse_writing(manifest: Manifest, path: Path) -> None:
 def closed_pool(path: Path, manifest: Manifest) -> OpenPool:
     """Return a pool that is not opened on this host: a virtual machine reads its image as a disk of its own."""
     image = _image(path / IMAGE_NAME, manifest) if manifest.store == "image" else None
-    return OpenPool(path, manifest, path, (), (), None, image)
+    return OpenPool(path, manifest, _root(path, manifest), (), (), None, image)
 
 
 @contextmanager
@@ -169,10 +197,10 @@ def open_pool(
     check_files: bool = True,
     writable: bool = False,
 ) -> Iterator[OpenPool]:
-    """Open the pool in the folder ``path``, read-only unless ``writable``, for the length of the block.
+    """Open the pool at ``path``, read-only unless ``writable``, for the length of the block.
 
     Args:
-        path: a folder made by ``moetier pool create``.
+        path: a folder made by ``moetier pool create``, or a model: its file, or its folder.
         journal: where changes to the host are recorded before they are made.
         read_ahead_kb: of an image's loop device, in KiB; None leaves the kernel's default.
         check_files: refuse a pool with a missing or short file.
@@ -188,7 +216,7 @@ def open_pool(
     if writable:
         _refuse_writing(manifest, folder)
     with ExitStack() as stack:
-        root, loop, image = folder, None, None
+        root, loop, image = _root(folder, manifest), None, None
         fds: tuple[int, ...] = ()
         if manifest.store == "image":
             image = folder / IMAGE_NAME
@@ -200,5 +228,5 @@ def open_pool(
             root, fds = Path(f"/proc/self/fd/{mount}"), (mount,)
         if check_files and loop is not None:
             _refuse_faults(root, manifest, folder)
-        devices = blockdev.devices_of(fds[0]) if fds else _devices(folder, manifest)
+        devices = blockdev.devices_of(fds[0]) if fds else _devices(root, manifest)
         yield OpenPool(folder, manifest, root, fds, devices, loop, image, writable)

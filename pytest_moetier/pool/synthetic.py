@@ -197,7 +197,7 @@ def create_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
         filesystem=filesystem,
     )
     started = time.monotonic()
-    with _folder(path), _locked(path):
+    with made_folder(path), locked(path):
         if (path / MANIFEST_NAME).exists():
             _same(load_manifest(path), manifest, path)
             return Created(path, manifest, manifest.stored_bytes, 0, time.monotonic() - started)
@@ -207,14 +207,14 @@ def create_pool(  # noqa: PLR0913  (what a user may choose, by keyword)
         with _store(path, manifest, record) as root:
             kept, written = _write_all(root, manifest, record, progress or (lambda _done, _total: None))
         if store == "image":
-            _refuse_sparse(path / IMAGE_NAME)
+            refuse_sparse(path / IMAGE_NAME)
         manifest.save(path)
         record.remove()
     return Created(path, manifest, kept, written, time.monotonic() - started)
 
 
 @contextmanager
-def _folder(path: Path) -> Iterator[None]:
+def made_folder(path: Path) -> Iterator[None]:
     """Make the folder, and leave no trace of it when nothing was begun in it."""
     if path.exists() and not path.is_dir():
         raise InputError(f"{path} is no folder", "a folder for the pool, or a path where one can be made")
@@ -232,7 +232,12 @@ def _folder(path: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
+def locked(path: Path) -> Iterator[None]:
+    """Keep another create away from the folder.
+
+    Raises:
+        HostBusyError: one works on it.
+    """
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         try:
@@ -351,7 +356,7 @@ def _store(folder: Path, manifest: Manifest, record: _Progress) -> Iterator[Path
         return
     image = folder / IMAGE_NAME
     if record.done is None:
-        _make_image(image, manifest, record)
+        make_image(image, manifest, record)
     else:
         _repair(image, manifest.filesystem)
     with loopdev.attach(image, read_only=False) as loop:
@@ -400,17 +405,25 @@ def _written(manifest: Manifest, done: int) -> int:
     return manifest.experts * sum(manifest.expert_bytes[:layer]) + manifest.expert_bytes[layer] * expert
 
 
-def _make_image(image: Path, manifest: Manifest, record: _Progress) -> None:
+def make_image(image: Path, manifest: Manifest, record: _Progress | None = None) -> None:
+    """Make the image with an empty file system in it, in place of one that was begun; ``record`` says so, if any.
+
+    Raises:
+        InputError: no room for it.
+        UnsupportedHostError: no program that makes the file system.
+    """
     image.unlink(missing_ok=True)
     size = image_bytes(manifest)
     _check_space(image.parent, size, 8)
-    record.save(None)
+    if record is not None:
+        record.save(None)
     descriptor = os.open(image, _EXPERT_FLAGS | os.O_EXCL, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, size)
     except OSError as error:
         image.unlink()
-        record.remove()
+        if record is not None:
+            record.remove()
         raise _disk_error(error, image.parent, 0, manifest) from error
     finally:
         os.close(descriptor)
@@ -468,7 +481,12 @@ def _tool(command: list[str], good: tuple[int, ...]) -> str:
     return f"{result.stdout} {result.stderr}"
 
 
-def _refuse_sparse(image: Path) -> None:
+def refuse_sparse(image: Path) -> None:
+    """Refuse an image with holes.
+
+    Raises:
+        InputError: it has some.
+    """
     found = image.stat()
     if found.st_blocks * 512 < found.st_size:
         raise InputError(
@@ -591,7 +609,7 @@ def _last_sound(root: Path, manifest: Manifest, done: int) -> int:
     return done
 
 
-def _sync(root: Path) -> None:
+def write_out(root: Path) -> None:
     """Write the root's file system out: os.sync would wait for every device of the host."""
     descriptor = os.open(root, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -618,7 +636,7 @@ def _write_all(root: Path, manifest: Manifest, record: _Progress, progress: Prog
                 list(pool.map(writer.write, range(done, until)))
                 done = until
                 if _written(manifest, done) - synced >= _SYNC_BYTES or done == parts:
-                    _sync(root)
+                    write_out(root)
                     record.save(done)
                     synced = _written(manifest, done)
                 progress(_written(manifest, done), total)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -13,6 +13,7 @@ from pytest_moetier.errors import InputError
 from pytest_moetier.host import blockdev
 from pytest_moetier.host.restore import Journal
 from pytest_moetier.host.undo import PREFIX
+from pytest_moetier.pool.copied import image_of
 from pytest_moetier.pool.profiles import Shape
 from pytest_moetier.pool.synthetic import Progress, choose_store, create_pool, needed_bytes, plan_manifest
 from pytest_moetier.units import format_bytes
@@ -62,6 +63,62 @@ def temporary_pool(  # noqa: PLR0913  (what a caller may choose, by keyword)
     )
     blockdev.devices_of(folder)  # refuses a tmpfs, and a folder that is not there
     _check_room(folder, needed_bytes(manifest))
+    with _private_folder(folder, journal) as path:
+        create_pool(
+            path,
+            shape,
+            layout=layout,
+            store=kind,
+            seed=seed,
+            spine_bytes=spine_bytes,
+            throwaway=throwaway,
+            filesystem=filesystem,
+            progress=progress,
+        )
+        yield path
+
+
+@contextmanager
+def temporary_checkpoint(
+    write: Callable[[Path], None],
+    folder: Path,
+    journal: Journal,
+    *,
+    store: str = "auto",
+    filesystem: str = FILESYSTEMS[0],
+) -> Iterator[Path]:
+    """Have a model written for one measurement, and yield a pool of it: an image where this host can have one.
+
+    Args:
+        write: writes a model into the file that it is given, ``NAME.gguf``.
+        folder: an existing folder on a block device; for an image it needs room for the model twice.
+        journal: where the private folder is recorded before it is made.
+        store: ``image``, ``plain``, or ``auto``.
+        filesystem: of an image, ``ext4`` or ``xfs``.
+
+    Yields:
+        What ``open_pool`` takes: a pool's folder with an image, or the model's file.
+
+    Raises:
+        InputError: no such folder, too little room in it, or what was written is no mixture of experts.
+        UnsupportedHostError: no block device below it (tmpfs), or no image can be had where one was asked for.
+    """
+    kind, _ = choose_store(store, filesystem)
+    blockdev.devices_of(folder)
+    with _private_folder(folder, journal) as path:
+        model = path / "model.gguf"
+        write(model)
+        if kind == "plain":
+            yield model
+            return
+        image_of(model, path / "pool", journal, filesystem=filesystem)
+        model.unlink()
+        yield path / "pool"
+
+
+@contextmanager
+def _private_folder(folder: Path, journal: Journal) -> Iterator[Path]:
+    """Make a private folder inside ``folder`` and remove it at the end."""
     path = folder.absolute() / f"{PREFIX}pool-{os.getpid()}-{secrets.token_hex(6)}"
     token = journal.record("folder", path=str(path))
     try:
@@ -74,17 +131,6 @@ def temporary_pool(  # noqa: PLR0913  (what a caller may choose, by keyword)
             f"ls -ld {path.parent}",
         ) from error
     try:
-        create_pool(
-            path,
-            shape,
-            layout=layout,
-            store=kind,
-            seed=seed,
-            spine_bytes=spine_bytes,
-            throwaway=throwaway,
-            filesystem=filesystem,
-            progress=progress,
-        )
         yield path
     finally:
         journal.undo(token)

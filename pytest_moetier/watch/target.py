@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from pytest_moetier.errors import InputError, UnsupportedHostError
 from pytest_moetier.host import blockdev, cgroup, procfs
 from pytest_moetier.host.blockdev import BlockDevice
+from pytest_moetier.pool.checkpoint import find_model, model_root
 from pytest_moetier.pool.manifest import IMAGE_NAME, MANIFEST_NAME, Manifest, load_manifest
 from pytest_moetier.watch.nominal import miss_share
 from pytest_moetier.watch.resident import PoolCache
@@ -59,6 +61,10 @@ def watched(
 
 
 def _pool(path: Path) -> _Pool:
+    with suppress(InputError, OSError):  # a dense model, or several: their files can be watched all the same
+        if not (path / MANIFEST_NAME).exists() and find_model(path) is not None:
+            manifest = load_manifest(path)
+            return _Pool(manifest, tuple(model_root(path) / one.path for one in manifest.files), None)
     if path.is_file():
         return _Pool(None, (path,), None)
     if not path.is_dir():

@@ -31,10 +31,10 @@ def test_a_dropped_file_is_not_resident_and_a_read_one_wholly_is(cached: Path) -
 def test_mincore_agrees_with_cachestat_on_a_file_of_ones_own(cached: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     exact = residency.resident_bytes(cached)
 
-    def absent(_descriptor: int) -> int:
+    def absent(*_: int) -> int:
         raise OSError(38, "ENOSYS")
 
-    monkeypatch.setattr(residency, "cachestat_pages", absent)
+    monkeypatch.setattr(residency, "cachestat_range", absent)
     assert residency.resident_bytes(cached) == exact
     assert residency.drop_file(cached) == 0
 
@@ -44,6 +44,6 @@ def test_without_cachestat_a_file_of_someone_else_is_unobservable(monkeypatch: p
     monkeypatch.setattr(os, "access", lambda *_: False)
     descriptor = os.open("/proc/self/exe", os.O_RDONLY)
     try:
-        assert residency._mincore_bytes(descriptor, 4096) is None  # noqa: SLF001
+        assert residency._mincore_bytes(descriptor, 0, 4096) is None  # noqa: SLF001
     finally:
         os.close(descriptor)

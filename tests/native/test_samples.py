@@ -267,6 +267,28 @@ def test_only_resident_pages_are_looked_at_and_none_is_brought_in(
     assert [resident(pool.path(file)) for file in range(8)] == [0, 100, 0, 100, 0, 100, 0, 0]
 
 
+def test_what_lies_beside_the_experts_in_their_file_is_no_part_of_the_residency(
+    replay: Replay, make_pool: MakePool
+) -> None:
+    pool = make_pool("unaligned", size=20 * PAGE)
+    path, before = pool.path(0), 8 * 20 * PAGE
+    with path.open("ab") as file:
+        file.write(bytes(300 * PAGE))
+    pool.parts.files[0] = (pool.parts.files[0][0], path.stat().st_size)
+    pool.write_plan()
+
+    def run() -> Any:
+        path.read_bytes()
+        return replay(pool, "--passes", "a", "--residency-samples", "1", "--experts-exit", "a")
+
+    outcome = undisturbed(run)
+    if outcome.only("start")["residency_probe"] == "none":
+        pytest.skip("no residency is told in a user namespace")
+    at_exit = next(one for one in outcome.named("residency", at="exit"))
+    assert (at_exit["resident_bytes"], at_exit["pool_bytes"]) == (before, before)
+    assert sum(outcome.only("experts")["resident_bytes"]) == before
+
+
 def test_a_large_pool_is_looked_at_in_pieces_that_are_spread_over_it(replay: Replay, tmp_path: Path) -> None:
     need_page_flags()
     pool = write_pool(tmp_path / "pool", "files", PAGE, [range(8)])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,8 @@ from pytest_moetier.errors import UnsupportedHostError
 from pytest_moetier.host import blockdev, loopdev
 from pytest_moetier.pool.profiles import Shape, resolve_shape
 from pytest_moetier.pool.synthetic import choose_store
+
+sys.path.insert(0, str(Path(__file__).parent))  # models in the formats of real ones (real_models.py)
 
 
 @pytest.fixture

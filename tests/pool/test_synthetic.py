@@ -510,7 +510,7 @@ def test_a_folder_with_other_things_in_it_is_left_alone(device_folder: Path, sha
 
 def test_two_creates_do_not_write_one_pool(device_folder: Path, shape: Shape) -> None:
     device_folder.mkdir()
-    with synthetic._locked(device_folder), pytest.raises(HostBusyError, match="another `pool create`"):  # noqa: SLF001
+    with synthetic.locked(device_folder), pytest.raises(HostBusyError, match="another `pool create`"):
         create_pool(device_folder, shape)
 
 
