@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pytest_moetier import __version__
 from pytest_moetier.cli.compare import add_compare
 from pytest_moetier.cli.doctor import add_doctor
+from pytest_moetier.cli.engine import add_engine
 from pytest_moetier.cli.guest import add_guest
 from pytest_moetier.cli.history import add_history
 from pytest_moetier.cli.parsers import add_group
@@ -34,6 +35,7 @@ def build_parser() -> argparse.ArgumentParser:
     add_plan(add_group(commands, "plan", "advice of what will be read: predict, info, formats"))
     add_locality(commands)
     add_simulate(commands)
+    add_engine(add_group(commands, "engine", "llama.cpp: check, model, capture a trace, admission A/B"))
     add_guest(add_group(commands, "guest", "kernels for virtual machines: fetch, list, check, bisect-step, table"))
     add_tiers(commands)
     add_size(commands)

@@ -153,7 +153,7 @@ def host_facts() -> HostFacts:
         process_io=_process_io_counts(),
         thp=procfs.parse_choice(thp) if thp is not None else None,
         min_free_bytes=min_free * 1024 if min_free is not None else None,
-        damon=_damon_running(),
+        damon=damon_running(),
         mem_argument_bytes=memboot.mem_argument(),
         virtualisation=_virtualisation(),
         machine_hash=_machine_hash(),
@@ -266,7 +266,8 @@ def _process_io_counts() -> bool:
     return (count() or 0) > before
 
 
-def _damon_running() -> tuple[str, ...]:
+def damon_running() -> tuple[str, ...]:
+    """Return the names of DAMON's parts that run now; they reclaim memory by themselves."""
     daemons = [
         f"kdamond {state.parent.name} ({', '.join(_damon_actions(state.parent)) or 'actions not readable'})"
         for state in sorted(procfs.at("/sys/kernel/mm/damon/admin/kdamonds").glob("*/state"))

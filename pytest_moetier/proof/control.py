@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from pytest_moetier.figures import Demand
+from pytest_moetier.host.enforce import Ending, Enforced
+from pytest_moetier.host.snapshot import Counters
 from pytest_moetier.proof.lines import FLAGGED, Invariant, fills_the_cache, line
 from pytest_moetier.replay import Run
 from pytest_moetier.units import format_bytes
@@ -32,36 +34,63 @@ def control(run: Run, demand: Demand) -> Iterator[Invariant]:
         f"{locked[0]} B, {locked[1]} B",
         ok=None if None in locked else locked == (asked, asked),
     )
-    if run.cell.read_limit:
-        yield line(
-            "read_limit",
-            f"the device read at most {run.cell.read_limit} B/s",
-            f"{run.read_limit} B/s read back",
-            ok=None if run.read_limit is None else run.read_limit == run.cell.read_limit,
-        )
+    yield from rate(run.cell.read_limit, run.read_limit)
     yield line(
         "mglru",
         f"MGLRU {run.mglru.wanted} at entry and exit",
         f"{run.mglru.at_entry} at entry, {run.mglru.at_exit} at exit",
         ok=run.mglru.as_wanted,
     )
-    yield from _swap(run)
+    yield swap(run.exit)
 
 
-def _swap(run: Run) -> Iterator[Invariant]:
-    total = run.exit.swap_total_bytes
-    scope = run.exit.scope
+def rate(asked: int, seen: int | None) -> Iterator[Invariant]:
+    """Yield whether the device's read rate was limited as asked; nothing where it was not asked."""
+    if asked:
+        yield line(
+            "read_limit",
+            f"the device read at most {asked} B/s",
+            f"{seen} B/s read back",
+            ok=None if seen is None else seen == asked,
+        )
+
+
+def swap(counters: Counters) -> Invariant:
+    """Return whether nothing of the scope was swapped."""
+    total = counters.swap_total_bytes
+    scope = counters.scope
     used = 0 if total == 0 else None if scope is None else scope.swap_bytes
     seen = "host has no swap" if total == 0 else f"{used} B of {format_bytes(total or 0)} swap"
-    yield line("no_swap", "0 bytes swapped by the scope", seen, ok=None if used is None else used == 0)
+    return line("no_swap", "0 bytes swapped by the scope", seen, ok=None if used is None else used == 0)
 
 
 def _control_cgroup(run: Run, demand: Demand) -> Iterator[Invariant]:
-    entry, exit_, enforced = run.entry.scope, run.exit.scope, run.enforced
-    if entry is None or exit_ is None or run.warm_entry.scope is None:
+    yield from in_wall(run.enforced, run.ending, run.warm_entry, run.entry, run.exit)
+    if run.exit.scope is None:
+        return
+    yield from _wall(run, demand)
+    peak, limit = run.exit.scope.peak_bytes, run.enforced.limit_bytes or 0
+    yield line("peak_within_limit", f"at most {limit} B", f"{peak} B", ok=None if peak is None else peak <= limit)
+    own, budgeted = own_bytes(run.exit.scope.anon_bytes, run.exit.scope.kernel_bytes), run.output.ready.budgeted_bytes
+    yield slack(run.enforced, own, budgeted)
+    if budgeted:
+        yield line(
+            "own_memory_charged",
+            f"at least the {budgeted} B of the mode's own memory among the scope's anonymous memory",
+            f"{run.exit.scope.anon_bytes} B",
+            ok=None if run.exit.scope.anon_bytes is None else run.exit.scope.anon_bytes >= budgeted,
+        )
+
+
+def in_wall(
+    enforced: Enforced, ending: Ending, first: Counters, entry: Counters, exit_at: Counters
+) -> Iterator[Invariant]:
+    """Yield what every run in a wall must show, from its ``first`` counters over ``entry`` to its exit."""
+    if entry.scope is None or exit_at.scope is None or first.scope is None:
         yield line("scope", "the scope's files readable at entry and exit", "they were gone", ok=False)
         return
-    limits = (entry.limit_bytes, exit_.limit_bytes)
+    exit_ = exit_at.scope
+    limits = (entry.scope.limit_bytes, exit_.limit_bytes)
     yield line(
         "limit_read_back",
         f"{enforced.limit_bytes} B at entry and exit",
@@ -71,11 +100,11 @@ def _control_cgroup(run: Run, demand: Demand) -> Iterator[Invariant]:
     yield line(
         "scope_identity",
         f"one scope throughout ({enforced.scope_identity})",
-        f"{run.ending.scope_identity}",
-        ok=run.ending.scope_identity == enforced.scope_identity,
+        f"{ending.scope_identity}",
+        ok=ending.scope_identity == enforced.scope_identity,
     )
-    name = Path(run.enforced.scope.path).name if run.enforced.scope else ""
-    groups = (run.entry.process_cgroup, run.exit.process_cgroup)
+    name = Path(enforced.scope.path).name if enforced.scope else ""
+    groups = (entry.process_cgroup, exit_at.process_cgroup)
     inside = [None if one is None else f"/{name}" in one for one in groups]
     yield line(
         "replayer_in_scope",
@@ -84,40 +113,29 @@ def _control_cgroup(run: Run, demand: Demand) -> Iterator[Invariant]:
         ok=None if None in inside else all(inside),
     )
     yield line("no_oom", "0 OOM kills in the scope", f"{exit_.oom_kills}", ok=_is_zero(exit_.oom_kills))
-    yield from _wall(run, demand)
-    peak = exit_.peak_bytes
-    yield line(
-        "peak_within_limit",
-        f"at most {enforced.limit_bytes} B",
-        f"{peak} B",
-        ok=None if peak is None else peak <= (enforced.limit_bytes or 0),
-    )
-    before, after = run.warm_entry.scope.ancestor_limit_hits, exit_.ancestor_limit_hits
+    before, after = first.scope.ancestor_limit_hits, exit_.ancestor_limit_hits
     yield line(
         "ancestor_limits",
         "no ancestor's limit hit",
         f"{before} -> {after} hits",
         ok=None if before is None or after is None else before == after,
     )
-    own, budgeted = _own_bytes(exit_.anon_bytes, exit_.kernel_bytes), run.output.ready.budgeted_bytes
+
+
+def slack(enforced: Enforced, own: int | None, budgeted: int = 0) -> Invariant:
+    """Return whether a scope's own memory stayed within what the wall was given for it."""
     paid = f", {budgeted} B of it paid for by C" if budgeted else ""
-    yield line(
+    return line(
         "slack",
         f"anon + kernel memory at most {enforced.slack_bytes} B x {SLACK_FACTOR}{paid}",
         f"{own} B",
         ok=None if own is None else own - budgeted <= (enforced.slack_bytes or 0) * SLACK_FACTOR,
         otherwise=FLAGGED,
     )
-    if budgeted:
-        yield line(
-            "own_memory_charged",
-            f"at least the {budgeted} B of the mode's own memory among the scope's anonymous memory",
-            f"{exit_.anon_bytes} B",
-            ok=None if exit_.anon_bytes is None else exit_.anon_bytes >= budgeted,
-        )
 
 
-def _own_bytes(anon: int | None, kernel: int | None) -> int | None:
+def own_bytes(anon: int | None, kernel: int | None) -> int | None:
+    """Return a scope's memory that is no cache."""
     return None if anon is None else anon + (kernel or 0)
 
 
@@ -128,7 +146,7 @@ def _is_zero(value: int | None) -> bool | None:
 def _wall(run: Run, demand: Demand) -> Iterator[Invariant]:
     """The limit must have been reached when the demand exceeds what it leaves the cache: else nothing was enforced."""
     assert run.exit.scope is not None  # noqa: S101 - the caller looked
-    own = _own_bytes(run.exit.scope.anon_bytes, run.exit.scope.kernel_bytes)
+    own = own_bytes(run.exit.scope.anon_bytes, run.exit.scope.kernel_bytes)
     # What the slack has left over is the cache's too.
     room = run.capacity_bytes if own is None else (run.enforced.limit_bytes or 0) - own
     read = np.zeros(demand.plan.n_experts, dtype=bool)

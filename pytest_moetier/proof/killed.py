@@ -4,12 +4,34 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterator
+from typing import Protocol
 
+from pytest_moetier.host.enforce import Ending, Enforced
+from pytest_moetier.host.snapshot import ScopeCounters
 from pytest_moetier.proof.lines import Invariant, line
-from pytest_moetier.replay import OomRun
 
 
-def oom(run: OomRun) -> Iterator[Invariant]:
+class Killed(Protocol):
+    """A run that a signal ended, in a wall."""
+
+    @property
+    def enforced(self) -> Enforced:
+        """What the wall was set to."""
+
+    @property
+    def ending(self) -> Ending:
+        """What was seen of it at the end."""
+
+    @property
+    def scope(self) -> ScopeCounters | None:
+        """The scope after the kill."""
+
+    @property
+    def signal(self) -> int:
+        """The signal's number."""
+
+
+def oom(run: Killed) -> Iterator[Invariant]:
     """A cell that expects it is proved by the wall's own kill: its count, its victim, and the limit it hit."""
     scope = run.scope
     kills = None if scope is None else scope.oom_kills

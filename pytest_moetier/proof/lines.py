@@ -57,6 +57,16 @@ INVARIANTS = frozenset(
         "over_logical",
         "refaults_cover_excess",
         "steady",
+        "engine_backend",
+        "engine_output",
+        "engine_tokens",
+        "engine_mapped",
+        "engine_own_memory",
+        "engine_choices",
+        "engine_dropped",
+        "spine_locked",
+        "read_ahead",
+        "damon_off",
     }
 )
 """The name of every invariant, which a bound may need."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from pytest_moetier.figures import Demand, Figures
+from pytest_moetier.host.snapshot import Counters, Interval
 from pytest_moetier.plan import Plan
 from pytest_moetier.proof.lines import FLAGGED, Invariant, line
 from pytest_moetier.replay import Run
@@ -67,7 +68,13 @@ def _stamps_due(plan: Plan, which: str) -> int:
 
 def device(run: Run, _demand: Demand) -> Iterator[Invariant]:
     """Yield the two witnesses of the device's bytes, and that nobody else read it."""
-    device, process = run.interval.device_read_bytes, run.interval.process_read_bytes
+    yield from witnesses(run.interval)
+    yield from counting(run.exit, run.loop_dio, run.image_resident_bytes, inflight_zero=run.measured.inflight_zero)
+
+
+def witnesses(interval: Interval) -> Iterator[Invariant]:
+    """Yield whether device and process tell the same of what was read, and that nobody else read the device."""
+    device, process = interval.device_read_bytes, interval.process_read_bytes
     seen = f"device {device} B, process {process} B"
     both = device is not None and process is not None
     apart = abs((device or 0) - (process or 0))
@@ -84,7 +91,17 @@ def device(run: Run, _demand: Demand) -> Iterator[Invariant]:
         f"{foreign} B of {device} B",
         ok=foreign <= max(FOREIGN_SHARE * (device or 0), FOREIGN_BYTES) if both else None,
     )
-    counted = [one.iostats for one in run.exit.devices]
+
+
+def counting(
+    exit_at: Counters,
+    loop_dio: tuple[bool, bool] | None,
+    image_resident_bytes: tuple[int, int] | None,
+    *,
+    inflight_zero: bool | None,
+) -> Iterator[Invariant]:
+    """Yield whether the device's counter counts: its statistics, nothing in flight, no image cached below it."""
+    counted = [one.iostats for one in exit_at.devices]
     yield line(
         "iostats",
         "queue/iostats 1 on every device",
@@ -94,13 +111,13 @@ def device(run: Run, _demand: Demand) -> Iterator[Invariant]:
     yield line(
         "inflight",
         "no request in flight at the snapshots",
-        "none" if run.measured.inflight_zero else "requests in flight after 2 s",
-        ok=run.measured.inflight_zero,
+        "none" if inflight_zero else "requests in flight after 2 s",
+        ok=inflight_zero,
     )
-    if run.loop_dio is not None:
-        yield line("loop_direct_io", "dio=1 at entry and exit", f"{run.loop_dio}", ok=all(run.loop_dio))
-    if run.image_resident_bytes is not None:
-        largest = max(run.image_resident_bytes)
+    if loop_dio is not None:
+        yield line("loop_direct_io", "dio=1 at entry and exit", f"{loop_dio}", ok=all(loop_dio))
+    if image_resident_bytes is not None:
+        largest = max(image_resident_bytes)
         yield line("image_not_resident", "image cached at most 1 MiB", format_bytes(largest), ok=largest <= 1 << 20)
 
 

@@ -113,6 +113,6 @@ def test_running_damon_is_named_with_its_action(tmp_path: Path) -> None:
     (folder / "state").write_text("on\n")
     (folder / "contexts/0/schemes/0/action").write_text("pageout\n")
     with procfs.rooted(tmp_path):
-        assert probe._damon_running() == ("kdamond 0 (pageout)",)  # noqa: SLF001
+        assert probe.damon_running() == ("kdamond 0 (pageout)",)
         (folder / "state").write_text("off\n")
-        assert probe._damon_running() == ()  # noqa: SLF001
+        assert probe.damon_running() == ()
