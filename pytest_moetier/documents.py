@@ -304,6 +304,8 @@ def _synthetic(
     """Return what was generated; of a finding over several cells, whatever any cell of the session rests on was."""
     if "constants" in one:
         return ()
+    if "engine" in one:
+        return ("trace",) if one["engine"]["synthetic"] else ()
     if "synthetic" in one:
         return ("trace",) if one["synthetic"] else ()
     key = str(words.get("workload", ""))

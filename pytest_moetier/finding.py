@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, Protocol
 
 import yaml
 
@@ -21,7 +21,7 @@ from pytest_moetier.cell import Cell
 from pytest_moetier.errors import InputError
 from pytest_moetier.figures import Figures
 from pytest_moetier.host.machine import GuestFacts
-from pytest_moetier.proof import INVARIANTS, ProvedRun
+from pytest_moetier.proof import INVARIANTS, Proof, ProvedRun
 from pytest_moetier.replay import Run
 from pytest_moetier.span import Span
 from pytest_moetier.units import format_bytes
@@ -149,7 +149,19 @@ def rail_deviation(
     return Metric("rail_deviation", "share", "neither", values)
 
 
-def guest_of(run: ProvedRun) -> GuestFacts | None:
+class Proved(Protocol):
+    """A proved run, of whatever was measured: of a cell, or of an engine."""
+
+    @property
+    def run(self) -> object:
+        """What was seen."""
+
+    @property
+    def proof(self) -> Proof:
+        """Its complete proof."""
+
+
+def guest_of(run: Proved) -> GuestFacts | None:
     """Return the virtual machine that a run was measured in, None for this host."""
     return run.run.guest if isinstance(run.run, Run) else None
 
@@ -196,7 +208,7 @@ def _from_to(pair: Pair, form: Callable[[float], str]) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def scale_of(runs: Iterable[ProvedRun], host_memory_bytes: int = 0) -> Scale | None:
+def scale_of(runs: Iterable[Proved], host_memory_bytes: int = 0) -> Scale | None:
     """Return the scale of proved runs, None where none of them was measured in a virtual machine.
 
     Args:
@@ -341,7 +353,7 @@ class Judgement:
         return f"{self.bound.value} is {seen}, expected {self.bound.text} ({self.bound.source}){self.reason}"
 
 
-def judge(bound: Bound, value: float | Span | None, runs: Iterable[ProvedRun], reason: str = "") -> Judgement:
+def judge(bound: Bound, value: float | Span | None, runs: Iterable[Proved], reason: str = "") -> Judgement:
     """Return the verdict on ``bound`` for ``value``, measured by ``runs``.
 
     Args:
@@ -366,7 +378,7 @@ def judge(bound: Bound, value: float | Span | None, runs: Iterable[ProvedRun], r
     return Judgement(bound, value.value, NOT_EXAMINED, f"{said}, which cannot tell")
 
 
-def _unfit(bound: Bound, runs: Sequence[ProvedRun]) -> str:
+def _unfit(bound: Bound, runs: Sequence[Proved]) -> str:
     """Return why the runs cannot tell whether the bound holds; "" where they can."""
     if bound.timed and any(guest is not None and guest.emulated for guest in map(guest_of, runs)):
         return EMULATED

@@ -1,7 +1,8 @@
 """What a bench test asks for.
 
 ``moetier_cell`` is one measured cell and ``moetier_curve`` all cells of a finding; ``moetier_routing`` is one studied
-trace and ``moetier_domains`` the traces of one model, a domain each; ``moetier_tiers`` is the constants of a machine.
+trace and ``moetier_domains`` the traces of one model, a domain each; ``moetier_tiers`` is the constants of a machine,
+``moetier_engine`` runs of a real engine.
 
 Importing this module is cheap; numpy, yaml and rich come in when the first cell is measured or trace studied.
 """
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import pytest
 
+from pytest_moetier.engines import EngineHandle, engine_handle
 from pytest_moetier.errors import AccountingError, InputError, MoetierError, UnsupportedHostError
 from pytest_moetier.machines import TiersHandle
 from pytest_moetier.routing import OWN, UNITS
@@ -516,6 +518,12 @@ def moetier_tiers(request: pytest.FixtureRequest) -> TiersHandle:
     """The tiers of one machine, ``gh200`` (the paper's) or ``here``, which is probed when its constants are asked."""
     _need_one_process(request)
     return TiersHandle(request, session_of(request.config), request.param)
+
+
+@pytest.fixture
+def moetier_engine(request: pytest.FixtureRequest, moetier_benchmark: Any) -> EngineHandle:  # noqa: ANN401
+    """Runs of a real engine; the first use in a session measures all that the selected tests ask for."""
+    return engine_handle(request, session_of(request.config), moetier_benchmark, _break)
 
 
 class WithBenchmark:

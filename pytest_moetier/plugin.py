@@ -27,6 +27,7 @@ _SAID = pytest.StashKey[list[str]]()
 _ON_CELLS = {"moetier_cell", "moetier_curve"}
 _ON_TRACES = {"moetier_routing", "moetier_domains"}
 _ON_MACHINES = {"moetier_tiers"}
+_ON_ENGINES = {"moetier_engine"}
 _OVER_SEVERAL = {"moetier_curve", "moetier_domains"}
 
 # name, default, metavar, help; the ini twin of --moetier-NAME is moetier_NAME.
@@ -55,6 +56,9 @@ _OPTIONS = (
     ("guest_pool", "", "LAYERSxSIZE", "layers and expert size of the workload reclaim (default: 8x256KiB)"),
     ("compare_fail", "", "METRIC:PCT%", "fail the cells whose metric is worse than the baseline's by more than that"),
     ("json", "", "FILE", "write every verdict, with bounds, metrics and proofs"),
+    ("engine_model", "", "PATH", "the engine's own model, GGUF (default: generated ones with random weights)"),
+    ("engine_prompt", "", "TEXT|IDS", "its prompt: text, or token ids with commas between (default: a fixed one)"),
+    ("engine_tokens", "", "N", "tokens that it generates in a run (default: 16)"),
     ("constants", "", "NAME|FILE", "measured constants of this machine's tiers (default: what can be probed)"),
     ("report", "", "DIR", "write a page that says what holds here, with every figure and proof, and the same as files"),
 )
@@ -201,7 +205,7 @@ def pytest_xdist_node_collection_finished(node: Any, ids: list[str]) -> None:  #
 
 
 def _is_ours(item: pytest.Item) -> bool:
-    return not _fixtures(item).isdisjoint(_ON_CELLS | _ON_TRACES | _ON_MACHINES)
+    return not _fixtures(item).isdisjoint(_ON_CELLS | _ON_TRACES | _ON_MACHINES | _ON_ENGINES)
 
 
 def _fixtures(item: pytest.Item) -> set[str]:
@@ -212,7 +216,7 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     """Say what this session measures on: only when it measures at all."""
     if config.option.collectonly or not any(_is_ours(item) for item in items):
         return []
-    from pytest_moetier.report import header_lines, routing_lines  # noqa: PLC0415
+    from pytest_moetier.report import engine_lines, header_lines, routing_lines  # noqa: PLC0415
     from pytest_moetier.verdicts import subjects_of  # noqa: PLC0415
 
     session = session_of(config)
@@ -220,6 +224,8 @@ def pytest_report_collectionfinish(config: pytest.Config, items: list[pytest.Ite
     cells = any("moetier_cell" in _fixtures(item) for item in items)
     lines = header_lines(__version__, session) if cells else []
     lines += routing_lines(__version__, session, list(chosen.values())) if chosen else []
+    if any(not _fixtures(item).isdisjoint(_ON_ENGINES) for item in items):
+        lines += engine_lines(__version__, session)
     if session.against is not None:
         from pytest_moetier.comparison import against_lines  # noqa: PLC0415
 

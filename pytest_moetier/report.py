@@ -28,7 +28,7 @@ from pytest_moetier.results import document
 from pytest_moetier.routing import CACHES, GIVEN, RECORDED, SYNTHETIC, UNITS, Subject
 from pytest_moetier.settings import option, read_options
 from pytest_moetier.units import format_bytes, format_seconds
-from pytest_moetier.verdicts import MoetierSession, Record
+from pytest_moetier.verdicts import ENGINE, MoetierSession, Record
 
 _RULED = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 """Columns two apart and a rule under the head: ASCII, so that a log or a mail keeps it."""
@@ -46,6 +46,16 @@ def header_lines(version: str, session: MoetierSession) -> list[str]:
         f"moetier: {version}, {_lane(session)}kernel {platform.release()}, {facts.summary()}",
         f"moetier: pool {settings.pool}, trace {trace}",
         f"moetier: rounds {settings.rounds}, seed {settings.seed}, threads {settings.threads}, profile {profile}",
+    ]
+
+
+def engine_lines(version: str, session: MoetierSession) -> list[str]:
+    """Return the lines that say what a session's findings on an engine rest on."""
+    asked, settings = read_options(session.config).engine, session.campaign.settings
+    made = "generated, random weights: synthetic" if asked.model is None else str(asked.model)
+    return [
+        f"moetier: {version}, findings on a real engine, kernel {platform.release()}, {host_facts().summary()}",
+        f"moetier: model {made}; {asked.tokens} tokens, seed {settings.seed}, threads {settings.threads}",
     ]
 
 
@@ -89,6 +99,8 @@ def terminal_summary(terminal: Any, session: MoetierSession) -> None:  # noqa: A
         for line in _routing(finding, [record for record in records if record.traced], markup=terminal.hasmarkup):
             terminal.write_line(line)
         for line in _machines(finding, [one for one in records if one.constants is not None], terminal.hasmarkup):
+            terminal.write_line(line)
+        for line in _engines(finding, [one for one in records if one.engine is not None], terminal.hasmarkup):
             terminal.write_line(line)
     for line in _remarks(session):
         terminal.write_line(line)
@@ -270,6 +282,49 @@ def _machines(finding: str, records: Sequence[Record], markup: bool) -> list[str
     lines = [f"{finding}: machines", _rendered(_domains_table(records, "machine"), markup), _MARK_LEGEND]
     rested = [f"constant {one.cell}: {_constant(each)}" for one in records for each in one.constants or ()]
     return lines + list(dict.fromkeys(rested))
+
+
+def _engines(finding: str, records: Sequence[Record], markup: bool) -> list[str]:  # noqa: FBT001 - as _rendered
+    """Return the tables of the findings on an engine: a row per arm or replay, and below a row per finding."""
+    if not records:
+        return []
+    facts = next((one.engine for one in records if one.engine and one.engine["model"]), records[0].engine) or {}
+    kind = " (synthetic: random weights, synthetic traces)" if facts["synthetic"] else ""
+    lines = [f"{finding}: {facts['model'] or 'no run'}{kind}"]
+    alone, over = ([one for one in records if (one.cell == ENGINE) == several] for several in (False, True))
+    if alone:
+        table = Table(box=_RULED)
+        table.add_column("measured", no_wrap=True)
+        for name, _ in _ENGINE_COLUMNS:
+            table.add_column(name, justify="right", no_wrap=True)
+        table.add_column("verdict", no_wrap=True)
+        for record in alone:
+            metrics = {} if record.verdict == "invalid" else record.metrics
+            shown = (show(metrics) for _, show in _ENGINE_COLUMNS)
+            table.add_row(str(record.cell), *shown, f"[{_COLOURS[record.verdict]}]{record.verdict}[/]")
+        lines.append(_rendered(table, markup, _UNCUT))
+    if over:
+        lines += [_rendered(_domains_table(over, "over"), markup), _MARK_LEGEND]
+    return lines + ([f"engine: {facts['engine']}"] if "engine" in facts else [])
+
+
+def _first(*shows: Callable[[_Metrics], str]) -> Callable[[_Metrics], str]:
+    """Return what shows the first metric that is there: replays and runs of an engine have names of their own."""
+    return lambda metrics: next((text for show in shows if (text := show(metrics))), "")
+
+
+_ENGINE_COLUMNS: list[tuple[str, Callable[[_Metrics], str]]] = [
+    ("tok/s", _number("tokens_per_second")),
+    ("s/token", _first(_number("seconds_per_token"), _number("seconds_per_iteration"))),
+    ("spread", _first(_spread("seconds_per_token"), _spread("seconds_per_iteration"))),
+    ("majflt/token", _first(_number("majflt_per_token", ".4g"), _number("major_faults", ".4g"))),
+    ("device/token", _first(_size("bytes_per_token"), _size("device_bytes"))),
+    ("spread", _first(_spread("bytes_per_token"), _spread("device_bytes"))),
+    ("resident", _first(_size("resident_bytes"), _size("observed_capacity_bytes"))),
+    ("prefill", _number("prefill_seconds")),
+    ("load", _number("load_seconds")),
+    ("MB/s", lambda metrics: f"{metrics['device_rate'].median / 1e6:.1f}" if "device_rate" in metrics else ""),
+]
 
 
 def _constant(one: Mapping[str, Any]) -> str:

@@ -89,6 +89,7 @@ def _result(record: Record, session: MoetierSession) -> dict[str, Any]:
         **(traced if record.traced else {}),
         **({"scale": record.scale.as_json(), "hardware": "not_examined"} if record.scale is not None else {}),
         **({"guest": guest} if guest is not None else {}),
+        **({"engine": dict(record.engine)} if record.engine is not None else {}),
         **({"constants": [dict(one) for one in record.constants]} if record.constants is not None else {}),
         **({"generations": told} if measured is not None and (told := _generations(measured)) else {}),
     }

@@ -28,6 +28,7 @@ from pytest_moetier.cell import (
     GuestAsked,
     KernelAsked,
 )
+from pytest_moetier.engine.asked import TOKENS, EngineAsked
 from pytest_moetier.errors import InputError
 from pytest_moetier.files import report_folder
 from pytest_moetier.modes import PREFETCH, mode_of
@@ -74,6 +75,8 @@ class Options:
     kernels: tuple[KernelAsked, ...]
     guest: GuestAsked
     guest_pool: tuple[int, int] | None
+    engine: EngineAsked
+    engine_rounds: int
 
 
 def option(config: pytest.Config, name: str) -> Any:  # noqa: ANN401 - pytest's own option types
@@ -124,7 +127,21 @@ def _read(config: pytest.Config) -> Options:
             accelerator=_choices(option(config, "guest_accel"), "guest-accel", ACCELERATORS)[0],
         ),
         guest_pool=parse_guest_pool(option(config, "guest_pool")),
+        engine=EngineAsked(
+            model=_model(option(config, "engine_model")),
+            prompt=str(option(config, "engine_prompt")),
+            tokens=_number(option(config, "engine_tokens") or TOKENS, "engine-tokens", 2, 4096),
+        ),
+        engine_rounds=_number(option(config, "rounds"), "rounds", minimum=1) if _is_given(config, "rounds") else 0,
     )
+
+
+def _model(value: str) -> Path | None:
+    """Return the user's own model; refused now where it is not there."""
+    path = Path(value) if value else None
+    if path is not None and not path.exists():
+        raise InputError(f"--moetier-engine-model {path}: No such file", "a GGUF file, or the folder of one")
+    return path
 
 
 def _is_given(config: pytest.Config, name: str) -> bool:

@@ -10,8 +10,8 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -24,7 +24,7 @@ from pytest_moetier.span import Span
 if TYPE_CHECKING:
     from pytest_moetier.campaign import Campaign, CellResult
     from pytest_moetier.cell import Cell
-    from pytest_moetier.finding import Bound, Judgement, Metric, Profile, Scale
+    from pytest_moetier.finding import Bound, Judgement, Metric, Profile, Proved, Scale
     from pytest_moetier.history.compare import Comparison, Gate
     from pytest_moetier.history.sessions import StoredSession
     from pytest_moetier.progress import Reporter
@@ -39,6 +39,9 @@ KNOWN = pytest.StashKey[str]()
 
 AT_SCALE = " at this scale"
 _OF_SCALE = {"supported", "refuted"}
+
+ENGINE = "engine"
+"""The id of a test that is a finding on an engine; the others are each of one arm, or what is measured beside."""
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP)
 
@@ -98,6 +101,7 @@ class Record:
         lists: the tables and the advice that its cell was given.
         scale: of the machine, where it is a virtual one.
         constants: those of a machine that it rests on, each with its source; None for every other finding.
+        engine: the engine, its model and their settings that it rests on; None for every other finding.
     """
 
     finding: str
@@ -115,11 +119,12 @@ class Record:
     lists: Sequence[ListFile] = ()
     scale: Scale | None = None
     constants: Sequence[Mapping[str, Any]] | None = None
+    engine: Mapping[str, Any] | None = None
 
     @property
     def rowed(self) -> bool:
         """Whether its values have a row of their own, with the finding: it is not one on cells."""
-        return self.traced or self.constants is not None
+        return self.traced or self.constants is not None or self.engine is not None
 
     @property
     def shown(self) -> str:
@@ -163,6 +168,13 @@ class MoetierSession:
         for number in self._caught:
             signal.signal(number, signal.SIG_DFL)
         self._caught.clear()
+
+    @contextmanager
+    def measuring(self) -> Iterator[Reporter]:
+        """Yield what progress is told to while something beside cells holds the host; signals give it back."""
+        self._catch_signals()
+        with self._uncaptured():
+            yield self._report
 
     def _catch_signals(self) -> None:
         """While the host is held, SIGTERM and SIGHUP end the session as Ctrl-C does: with the host given back."""
@@ -230,7 +242,7 @@ class MoetierSession:
         record.scale = self.scale(self.campaign.results[cell.id].runs)
         return record
 
-    def scale(self, runs: Sequence[ProvedRun]) -> Scale | None:
+    def scale(self, runs: Sequence[Proved]) -> Scale | None:
         """Return the scale of runs of which one at least was in a virtual machine; None for this host's."""
         from pytest_moetier.finding import guest_of, scale_of  # noqa: PLC0415
 
@@ -281,8 +293,10 @@ def subjects_of(item: pytest.Item) -> tuple[Subject, ...]:
 
 
 def label_of(item: pytest.Item) -> Cell | str | None:
-    """Return what the records call a test's parameter: its cell, or the id of its subject or of their group."""
+    """Return what the records call a test's parameter: its cell, or the id of its subject, group or arm."""
     params, chosen = _params(item), subjects_of(item)
+    if "moetier_engine" in params:
+        return str(item.callspec.id)  # type: ignore[attr-defined]  # of a function with parameters
     if not chosen:
         label: Cell | str | None = params.get("moetier_cell", params.get("moetier_tiers"))
         return label
@@ -303,7 +317,7 @@ class About:
 
     label: Cell | str | None = None
     ids: Cell | tuple[str, ...] | None = None
-    runs: tuple[ProvedRun, ...] = ()
+    runs: tuple[Proved, ...] = ()
     iterations: tuple[int, ...] = ()
     remark: str = ""
 

@@ -261,7 +261,7 @@ def _from_document(path: Path, data: Mapping[str, Any]) -> StoredSession:
     remarks: list[str] = []
     for result in data["results"]:
         name = result["cell"]
-        if not name or _over(result) or "constants" in result:  # of a machine's tiers: no cell
+        if not name or _over(result) or {"constants", "engine"} & set(result):  # no cell
             continue
         if not result["metrics"]:
             unproved.setdefault(str(name), (str(result["verdict"]), str(result["reason"]).partition("\n")[0]))

@@ -71,6 +71,28 @@ def trace_info(finding: str, accounting: Mapping[str, Any], metrics: Mapping[str
     return info
 
 
+def engine_info(
+    finding: str, name: str, facts: Mapping[str, Any], metrics: Mapping[str, Metric], proofs: Sequence[Proof]
+) -> dict[str, Any]:
+    """Return ``extra_info["moetier"]`` of one arm of an engine, or what was measured beside it: plain JSON types only.
+
+    Raises:
+        HarnessError: a value is not finite, or not a plain number.
+    """
+    info = {
+        "schema_version": STORED_VERSION,
+        "host": _host(),
+        "profile": "",
+        "cell": {"id": name, "finding": finding, "domain": str(facts.get("model", ""))},
+        "context": dict(facts),
+        "metrics": {one: metric_json(metric) for one, metric in metrics.items()},
+        "proof": [proof_json(proof) for proof in proofs],
+        "rounds": [],
+    }
+    validate(info)
+    return info
+
+
 @cache
 def _host() -> dict[str, str]:
     facts = host_facts()

@@ -15,9 +15,9 @@ from pytest_moetier.finding import read_bounds
 from pytest_moetier.routing import UNITS
 
 BOUNDS = read_bounds(BENCH / "bounds.yaml")
-ELSEWHERE = ("routing.", "tiers.", "sizing.")
+ELSEWHERE = ("routing.", "tiers.", "sizing.", "engine.")
 ON_DEVICE = [one for one in BOUNDS if not one.id.startswith(ELSEWHERE) and one.value not in UNITS]
-"""The bounds of findings on cells; those on traces and on machines have tests of their own."""
+"""The bounds of findings on cells; those on traces, on machines and on engines have tests of their own."""
 RECLAIM = ("reclaim", "locked", "ladder", "access", "confounders", "generations", "guidance")
 """The findings on cells in virtual machines."""
 FIGURES: dict[str, tuple[Any, Any]] = dict.fromkeys(
