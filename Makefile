@@ -33,7 +33,7 @@ help: ## list the targets
 	@echo "BENCH_OPTIONS=...  more options for pytest bench/, TEST_OPTIONS=... for pytest tests/"
 
 bench: $(VENV)/installed ## set up, create the pool and measure this host: pytest bench/ -k "$K"
-	$(if $(findstring engine,$(K)),$(PIP) --editable '.[report,engine]')
+	$(if $(findstring engine,$(K)),$(PIP) --editable '.[engine]')
 	$(if $(filter-out routing small_box hit_cost tiers engine or and not,$(K)),test -e "$(MOETIER_POOL)/manifest.yaml" || $(BIN)/moetier pool create default "$(MOETIER_POOL)")
 	$(BIN)/pytest bench/ -k "$(K)" --moetier-pool="$(MOETIER_POOL)" --moetier-refuted=report --moetier-compare --benchmark-autosave --moetier-report="$(REPORT)" $(BENCH_OPTIONS)
 
