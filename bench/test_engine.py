@@ -42,6 +42,7 @@ ADMITTED, DROPPED = (Ran(Arm(policy), pair="admission") for policy in ("willneed
 RESIDENT = Ran(Arm(), tokens=65)
 """No wall: after some tokens nothing is left to be read."""
 TRACED = Ran(Arm(), tokens=65, capture=True)
+KILLED = Ran(Arm(capacity_share=WALL), direct=True)
 RATE = DeviceRate(LIMIT)
 PAGE_CACHE, SCRATCH, WRITTEN = (
     Replayed(mode, WALL, LIMIT, TRACED) for mode in ("page_cache", "mmap_pread", "write_shared")
@@ -72,6 +73,13 @@ def test_arm(moetier_engine: EngineHandle) -> None:
     moetier_engine.measure()
     (arm,) = moetier_engine.wanted
     moetier_engine.judge(different_ids=max(map(moetier_engine.strangers, moetier_engine.runs(arm))))
+
+
+@each(KILLED)
+def test_killed_load(moetier_engine: EngineHandle) -> None:
+    """Weights that are loaded past the page cache are memory that nobody can take back: the wall ends the engine."""
+    moetier_engine.measure()
+    moetier_engine.judge()
 
 
 @each(*REPLAYS)

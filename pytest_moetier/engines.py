@@ -266,7 +266,7 @@ class EngineHandle(Judge):
         self._benchmark.pedantic(target, rounds=max(1, len(_seconds(metrics))))
 
 
-_TIMES = ("seconds_per_token", "seconds_per_iteration")
+_TIMES = ("seconds_per_token", "seconds_per_iteration", "seconds_to_kill")
 
 
 def _seconds(metrics: Mapping[str, Metric]) -> tuple[float, ...]:

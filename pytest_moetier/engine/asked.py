@@ -49,12 +49,15 @@ class Ran:
         tokens: to generate; 0 for what the session generates.
         pair: a word that it shares with the arm that it is measured back to back with.
         capture: the router's choices are reported; the replays rest on them, so it is measured once, before the rounds.
+        direct: the weights are loaded past the page cache, all of them anonymous: behind a wall, the kill is what is
+            measured.
     """
 
     arm: Arm
     tokens: int = 0
     pair: str = ""
     capture: bool = False
+    direct: bool = False
 
     @property
     def id(self) -> str:
@@ -63,6 +66,7 @@ class Ran:
         words += [f"{self.tokens}tokens"] if self.tokens else []
         words += [self.pair] if self.pair else []
         words += ["captured"] if self.capture else []
+        words += ["direct_io"] if self.direct else []
         return "-".join(words)
 
     @property

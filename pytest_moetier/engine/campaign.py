@@ -24,7 +24,7 @@ from pytest_moetier.engine.beside import Replays, device_rates, writable_copy
 from pytest_moetier.engine.capture import to_trace
 from pytest_moetier.engine.lab import Ask, EngineLab, generated, opened
 from pytest_moetier.engine.proof import examine_engine
-from pytest_moetier.engine.run import EngineRun
+from pytest_moetier.engine.run import EngineOomRun, EngineRun
 from pytest_moetier.engine.selftest import check_engine
 from pytest_moetier.engine.synthetic import PRESSURE, write_model
 from pytest_moetier.engine.synthetic import PROMPT as PROMPT_IDS
@@ -72,7 +72,7 @@ class EngineSettings:
 class ProvedEngineRun:
     """A run of the engine whose proof is complete."""
 
-    run: EngineRun
+    run: EngineRun | EngineOomRun
     proof: Proof
 
 
@@ -112,13 +112,20 @@ class Measured:
 
     @property
     def engine_runs(self) -> list[EngineRun]:
-        """The runs of the engine."""
-        return [one.run for one in self.runs if isinstance(one, ProvedEngineRun)]
+        """The runs of the engine that came to their end."""
+        return [one.run for one in self.runs if isinstance(one.run, EngineRun)]
+
+    @property
+    def killed(self) -> list[EngineOomRun]:
+        """The runs of the engine that the wall ended."""
+        return [one.run for one in self.runs if isinstance(one.run, EngineOomRun)]
 
     def metrics(self) -> dict[str, Metric]:
         """Return every metric that all runs observed, by name."""
         if self.engine_runs:
             return engine_metrics(self.engine_runs)
+        if self.killed:
+            return _killed_metrics(self.killed)
         if self.rates:
             return {"device_rate": Metric("device_rate", "B/s", "higher", tuple(self.rates))}
         return metrics_of([one for one in self.runs if isinstance(one, ProvedRun)])
@@ -132,6 +139,15 @@ def engine_metrics(runs: Sequence[EngineRun]) -> dict[str, Metric]:
         if values and None not in values:
             found[name] = Metric(name, unit, better, tuple(float(one) for one in values if one is not None))
     return found
+
+
+def _killed_metrics(runs: Sequence[EngineOomRun]) -> dict[str, Metric]:
+    kills = tuple(float(run.scope.oom_kills or 0) if run.scope else 0.0 for run in runs)
+    return {
+        "oom_kills": Metric("oom_kills", "kills", "neither", kills),
+        "tokens_before": Metric("tokens_before", "tokens", "neither", tuple(float(run.tokens) for run in runs)),
+        "seconds_to_kill": Metric("seconds_to_kill", "s", "neither", tuple(run.seconds for run in runs)),
+    }
 
 
 def _resident(run: EngineRun) -> float | None:
@@ -262,14 +278,15 @@ class EngineCampaign:
             threads=self.settings.threads,
             capture=wanted.capture,
         )
-        run = lab.run(wanted.arm, ask, round_index=round_index, order=place, hear=hear)
+        measure = lab.run_direct if wanted.direct else lab.run
+        run = measure(wanted.arm, ask, round_index=round_index, order=place, hear=hear)
         proof = examine_engine(run)
         result.proofs.append(proof)
         proof.require()
         result.runs.append(ProvedEngineRun(run, proof))
-        if wanted.capture:
-            self.trace = to_trace(run, lab.pool.manifest)
-        self.notes += [note for note in run.warnings if note not in self.notes]
+        if isinstance(run, EngineRun):
+            self.trace = to_trace(run, lab.pool.manifest) if wanted.capture else self.trace
+            self.notes += [note for note in run.warnings if note not in self.notes]
 
     def _prompt(self, lab: EngineLab) -> tuple[int, ...] | str:
         return self.settings.asked.words or (PROMPT_IDS if lab.pool.manifest.synthetic else PROMPT)

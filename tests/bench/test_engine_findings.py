@@ -18,7 +18,7 @@ from known import module_of
 from pytest_moetier.engine.arm import Arm
 from pytest_moetier.engine.asked import DeviceRate, EngineAsked, Ran, Wanted
 from pytest_moetier.engine.campaign import EngineCampaign, EngineSettings, Measured, ProvedEngineRun
-from pytest_moetier.engine.run import EngineFacts, EngineRun, PolicyTotals, Resident, Token
+from pytest_moetier.engine.run import EngineFacts, EngineOomRun, EngineRun, PolicyTotals, Resident, Token
 from pytest_moetier.errors import UnsupportedHostError
 from pytest_moetier.figures import Figures
 from pytest_moetier.finding import read_bounds
@@ -57,6 +57,12 @@ SECONDS = {
     "user_lru50": 0.9,
     "user_lru": 1.0,
 }
+
+
+KILLED = EngineOomRun(  # type: ignore[arg-type]  # of what was enforced, nothing is read
+    **dict.fromkeys(EngineOomRun.__dataclass_fields__, None)
+    | {"scope": SimpleNamespace(oom_kills=1), "tokens": 0, "seconds": 0.7}
+)
 
 
 def engine_run(wanted: Ran, round_index: int, figures: tuple[float, int, int], *, synthetic: bool = True) -> EngineRun:
@@ -118,7 +124,9 @@ def measured(wanted: Wanted, *, synthetic: bool = True) -> Measured:
         found.rates = [147.0 * MB, 148.0 * MB, 149.0 * MB]
         return found
     for at in range(3 if wanted.pair else 2):
-        if isinstance(wanted, Ran):
+        if isinstance(wanted, Ran) and wanted.direct:
+            found.runs.append(ProvedEngineRun(KILLED, proof))
+        elif isinstance(wanted, Ran):
             run = engine_run(wanted, at, UPHOLD[wanted], synthetic=synthetic)
             found.runs.append(ProvedEngineRun(run, proof))
         else:
@@ -174,6 +182,12 @@ def test_every_bound_on_an_engine_is_judged_and_holds_where_what_is_claimed_was_
     assert found["test_admission[engine]"]["metrics"]["admission_speedup"]["values"] == pytest.approx([2.0] * 3)
     assert found["test_page_cache_against_lru[engine]"]["metrics"]["lru_ratio"]["values"] == pytest.approx([1.0] * 3)
     # 340/180 of the bytes take 0.6/0.25 of the time
+    killed = found["test_killed_load[plain-ra128-C40pct-direct_io]"]["metrics"]
+    assert {name: one["values"] for name, one in killed.items()} == {
+        "oom_kills": [1.0, 1.0],
+        "tokens_before": [0.0, 0.0],
+        "seconds_to_kill": [0.7, 0.7],
+    }
     slower = found["test_bytes_against_speed[engine]"]["metrics"]["engine_slower_than_bytes"]["values"]
     assert slower == pytest.approx([0.6 / 0.25 * 180 / 340] * 3)
     assert said["status"] == 0
@@ -295,7 +309,7 @@ def test_a_users_model_has_one_quantisation_and_its_prompt_may_be_ids() -> None:
 
 
 def test_arms_of_the_findings_have_ids_of_their_own_that_k_takes() -> None:
-    ids = [one.id for one in (*ENGINE.ARMS, *ENGINE.REPLAYS, ENGINE.RATE)]
+    ids = [one.id for one in (*ENGINE.ARMS, ENGINE.KILLED, *ENGINE.REPLAYS, ENGINE.RATE)]
     assert len(set(ids)) == len(ids)
     assert not set("".join(ids)) & set("=% ")
     assert Ran(Arm("plain", read_limit=148 * MB), tokens=8).id == "plain-ra128-148MBps-8tokens"
