@@ -77,7 +77,7 @@ def evidence_rows(row: Row) -> list[tuple[str, ...]]:
 def bound_rows(result: Result) -> list[tuple[str, ...]]:
     """Return the bounds of a result, in words."""
     return [
-        (one.id, one.name, value_words(one), one.expected, _said(one.verdict), one.source, one.reason)
+        (one.id, one.name, value_words(one, result), one.expected, _said(one.verdict), one.source, one.reason)
         for one in result.judged
     ]
 

@@ -142,7 +142,7 @@ def _bounds(claim: Claim, results: Iterable[Result]) -> Iterator[Evidence]:
                 yield Evidence(
                     bound=one.id,
                     name=one.name or one.id.rpartition(".")[2],
-                    seen=value_words(one),
+                    seen=value_words(one, result),
                     value=one.seen,
                     expected=one.expected,
                     source=one.source,
@@ -155,11 +155,12 @@ def _bounds(claim: Claim, results: Iterable[Result]) -> Iterator[Evidence]:
                 )
 
 
-def value_words(one: Judged) -> str:
-    """Return the value of a bound in words."""
+def value_words(one: Judged, result: Result) -> str:
+    """Return the value of a bound in words: bytes where the result's metric of that name is in bytes."""
     if one.seen is None:
         return "nothing"
-    return format_bytes(one.seen) if one.name.endswith("_bytes") else f"{one.seen:.4g}"
+    metric = result.metrics.get(one.name)
+    return format_bytes(one.seen) if metric and metric.unit.partition("/")[0] == "B" else f"{one.seen:.4g}"
 
 
 def _lines(claim: Claim, results: Iterable[Result]) -> Iterator[Evidence]:

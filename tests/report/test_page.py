@@ -65,9 +65,17 @@ def test_a_claim_is_refuted_where_any_bound_is_else_supported_where_any_is(verdi
 
 def test_the_figures_of_a_claim_are_those_that_decided_with_the_least_and_the_most() -> None:
     seen = [bound("refuted", 1.5), bound("refuted", 2.25), bound("supported", 0.5), bound("refuted", 3e6, "read_bytes")]
-    found = row(*(result(f"test_one[{at}]", bounds=[one]) for at, one in enumerate(seen)))
+    read = {"read_bytes": {"unit": "B/iteration", "better": "lower", "values": [3e6]}}
+    found = row(*(result(f"test_one[{at}]", bounds=[one], metrics=read) for at, one in enumerate(seen)))
     assert found.figures == [("ratio", "1.5 to 2.25 in 2 cases", "at most 1"), ("read_bytes", "3 MB", "at most 1")]
     assert found.counts == "3 refuted, 1 supported"
+
+
+def test_a_ratio_of_bytes_is_no_number_of_bytes() -> None:
+    ratio = {"hint_bytes": {"unit": "ratio", "better": "neither", "values": [0.424]}}
+    for metrics in (ratio, {}):
+        found = row(result(bounds=[bound("refuted", 0.424, "hint_bytes")], metrics=metrics))
+        assert found.figures == [("hint_bytes", "0.424", "at most 1")]
 
 
 def test_what_two_findings_judged_of_one_cell_is_told_once() -> None:
