@@ -76,6 +76,7 @@ SPOILED: dict[str, tuple[str, Callable[[EngineRun], EngineRun]]] = {
     "a token short": ("engine_tokens", lambda run: replace(run, tokens=run.tokens[:-1], choices=None)),
     "other ids at the end": ("engine_tokens", lambda run: replace(run, told_ids=run.told_ids[::-1])),
     "one id throughout": ("engine_output", lambda run: _tokens(run, [3] * 12)),
+    "three ids in turn": ("engine_output", lambda run: _tokens(run, [1, 2, 3] * 5)),
     "one id in most places": ("engine_output", lambda run: _tokens(run, [1] * 7 + [2, 3, 4, 5])),
     "a choice against the logits": (
         "engine_choices",
