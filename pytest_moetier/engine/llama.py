@@ -13,7 +13,6 @@ import re
 import sys
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -214,7 +213,7 @@ class Engine:
         Raises:
             InputError: the engine refuses it, with the engine's own words.
         """
-        self._library, self._dll, self._job, self._log = library, library.dll, job, log
+        self._dll, self._job, self._log = library.dll, job, log
         params = self._dll.llama_model_default_params()
         params.load_mode = abi.LOAD_MODES[job.load_mode]
         params.use_extra_bufts = False  # else weights are repacked into anonymous memory
@@ -310,12 +309,6 @@ class Engine:
     def forget(self) -> None:
         """Empty the context."""
         self._dll.llama_memory_clear(self._dll.llama_get_memory(self._context), True)  # noqa: FBT003 - C
-
-    def close(self) -> None:
-        """Free everything."""
-        with suppress(AttributeError):
-            self._dll.llama_free(self._context)
-        self._dll.llama_model_free(self._model)
 
 
 def rows(

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import cache
 from pathlib import Path
@@ -36,19 +36,16 @@ def extra_info(
     Raises:
         HarnessError: a value is not finite, or not a plain number.
     """
-    info = {
-        "schema_version": STORED_VERSION,
-        "host": _host(),
-        "profile": profile,
-        "cell": {**cell_json(cell), "guest": guest_json(guests_of(result))},
-        "context": asdict(context) if context else None,
-        "metrics": {name: metric_json(metric) for name, metric in metrics.items()},
-        "lists": [list_json(one) for one in result.lists],
-        "proof": [proof_json(run.proof) for run in result.runs],
-        "rounds": [{"round": run.run.round, "order": run.run.order} for run in result.runs],
-    }
-    validate(info)
-    return info
+    words = {**cell_json(cell), "guest": guest_json(guests_of(result))}
+    return _info(
+        words,
+        asdict(context) if context else None,
+        metrics,
+        [run.proof for run in result.runs],
+        profile=profile,
+        lists=[list_json(one) for one in result.lists],
+        rounds=[{"round": run.run.round, "order": run.run.order} for run in result.runs],
+    )
 
 
 def trace_info(finding: str, accounting: Mapping[str, Any], metrics: Mapping[str, Metric]) -> dict[str, Any]:
@@ -57,18 +54,8 @@ def trace_info(finding: str, accounting: Mapping[str, Any], metrics: Mapping[str
     Raises:
         HarnessError: a value is not finite, or not a plain number.
     """
-    info = {
-        "schema_version": STORED_VERSION,
-        "host": _host(),
-        "profile": "",
-        "cell": {"id": accounting["subject"], "finding": finding, "domain": accounting["domain"]},
-        "context": dict(accounting),
-        "metrics": {name: metric_json(metric) for name, metric in metrics.items()},
-        "proof": [],
-        "rounds": [],
-    }
-    validate(info)
-    return info
+    words = {"id": accounting["subject"], "finding": finding, "domain": accounting["domain"]}
+    return _info(words, dict(accounting), metrics)
 
 
 def engine_info(
@@ -79,15 +66,28 @@ def engine_info(
     Raises:
         HarnessError: a value is not finite, or not a plain number.
     """
+    words = {"id": name, "finding": finding, "domain": str(facts.get("model", ""))}
+    return _info(words, dict(facts), metrics, proofs)
+
+
+def _info(
+    words: Mapping[str, Any],
+    context: Mapping[str, Any] | None,
+    metrics: Mapping[str, Metric],
+    proofs: Iterable[Proof] = (),
+    **more: Any,  # noqa: ANN401 - plain JSON types
+) -> dict[str, Any]:
+    """Return what is stored of one result, validated; ``more`` replaces or adds fields."""
     info = {
         "schema_version": STORED_VERSION,
         "host": _host(),
         "profile": "",
-        "cell": {"id": name, "finding": finding, "domain": str(facts.get("model", ""))},
-        "context": dict(facts),
-        "metrics": {one: metric_json(metric) for one, metric in metrics.items()},
-        "proof": [proof_json(proof) for proof in proofs],
+        "cell": words,
+        "context": context,
+        "metrics": {name: metric_json(metric) for name, metric in metrics.items()},
+        "proof": [proof_json(one) for one in proofs],
         "rounds": [],
+        **more,
     }
     validate(info)
     return info
